@@ -210,12 +210,13 @@ def offer_ranks(out: Path, kept: dict[str, Any], epochs: int) -> str:
     from gnnplan.planner.pipeline import write_draft
     from gnnplan.planner.profile.cache import load_record
     from gnnplan.planner.search.dimensions.registry import name_of
+    from gnnplan.runtime.report import window_means
 
     plan, seconds = load_plan(out), kept["seconds"][int(kept["kept"])]
     record = load_record(plan)
     if record.settings.devices is not None or read_offer(out / "run") is not None or not seconds:
         return ""
-    now = float(median(seconds))
+    now = float(median(window_means(seconds, plan.strategy.bulk_batches)))
     ratios = measured_ratios(plan, kept["stages"])
     steps = plan.prediction.steps_per_epoch
     left = steps * (epochs - int(kept["step"]) // steps - 1)

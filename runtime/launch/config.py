@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 from gnnplan.runtime import codec
 from gnnplan.runtime.errors import InputError
+from gnnplan.runtime.faults.failure import TRIAL_MARK, plan_on_trial
 from gnnplan.runtime.plan.schema import Plan
 from gnnplan.runtime.plan.setting import Range, Setting
 
@@ -210,6 +211,14 @@ def read_offer(run_folder: Path) -> RanksOffer | None:
 def write_offer(run_folder: Path, offer: RanksOffer) -> None:
     """Write the plan that a run is offered, as a whole or not at all."""
     codec.write_text_atomically(run_folder / OFFER_FILE, codec.dumps(offer))
+
+
+def end_trial(run_folder: Path) -> None:
+    """Leave no plan on trial in a run's folder; one on other ranks is as it was when offered."""
+    offer, tried = read_offer(run_folder), plan_on_trial(run_folder)
+    if offer is not None and offer.in_use and tried == Path(offer.folder):
+        write_offer(run_folder, RanksOffer(folder=offer.folder))
+    (run_folder / TRIAL_MARK).unlink(missing_ok=True)
 
 
 def check_alike(plans: Sequence[Plan], *, any_ranks: bool = False) -> None:

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -42,6 +42,7 @@ from gnnplan.runtime.launch.config import (
     RunConfig,
     Trials,
     check_alike,
+    end_trial,
     read_offer,
     write_offer,
 )
@@ -164,16 +165,16 @@ def run_ranks(
     env = with_huge_pages(env | environment)
     if early is not None and early.poll() is None:
         tell_command(early, command, env, output)
-        yield early  # whoever started it ends it
-        return
-    job = subprocess.Popen(
-        command,
-        env=env,
-        stdin=subprocess.DEVNULL,
-        stdout=output,
-        stderr=None if output is None else subprocess.STDOUT,
-        start_new_session=True,  # Ctrl-C reaches this process, which then ends the job
-    )
+        job = early
+    else:
+        job = subprocess.Popen(
+            command,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=None if output is None else subprocess.STDOUT,
+            start_new_session=True,  # Ctrl-C reaches this process, which then ends the job
+        )
     try:
         yield job
     finally:
@@ -279,6 +280,10 @@ def train(
                 raise
             if progress is not None:
                 progress({"event": "warning", "line": f"the plan before goes on: {error}"})
+        except KeyboardInterrupt:  # which says nothing against a plan on trial
+            with suppress(OSError, GnnplanError):
+                end_trial(run_path)
+            raise
         after = _at(config, read_offer(run_path))
         if report is not None and after.plan_folder == config.plan_folder:
             return report

@@ -21,7 +21,7 @@ from gnnplan.runtime.comm.collectives import Communicator
 from gnnplan.runtime.device import machine_facts
 from gnnplan.runtime.errors import GnnplanError, SamplerError
 from gnnplan.runtime.faults.heartbeat import Heartbeat, Phase
-from gnnplan.runtime.launch.config import RunConfig
+from gnnplan.runtime.launch.config import RunConfig, end_trial
 from gnnplan.runtime.loader.loader import PlannedLoader
 from gnnplan.runtime.meter import STEP, StageMeter
 from gnnplan.runtime.models.metrics import metric_of
@@ -327,6 +327,8 @@ class Job:
     def finish(self) -> RunReport:
         """Gather every rank's figures; each host writes report.json, rank 0 also into the plan."""
         ranks = self.loop.comm.all_gather_objects(self._rank_report())
+        if self.loop.comm.rank == 0 and not self.is_leaving:
+            end_trial(self.config.run_path)  # no rank has ended under it
         meter = self.loop.meter
         seconds = meter.seconds(STEP)
         steps = measured_steps(seconds)

@@ -7,7 +7,7 @@ without changing what is trained: model and optimiser stay, loader, store and th
 plan's. One plan's memory is held at a time.
 
 A mark in the run's folder names the plan on trial. Where ranks end meanwhile, they start again from
-the last checkpoint, and that plan is not tried again.
+the last checkpoint, and that plan is not tried again. A run that its user stops leaves no mark.
 
 A plan on another number of ranks may be offered once one is kept (`launch.config.RanksOffer`). At
 an epoch's end the job leaves; the launcher starts it under that plan from the checkpoint. There it
@@ -17,7 +17,7 @@ takes as many steps that count, and trains on or leaves again, for the plan befo
 import contextlib
 import gc
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -33,6 +33,7 @@ from gnnplan.runtime.launch.config import (
     RanksOffer,
     Trials,
     check_alike,
+    end_trial,
     read_offer,
     write_offer,
 )
@@ -150,14 +151,15 @@ class TrialRun:
         self._warmup = max(self.trials.warmup, WARMUP_STEPS)
 
     def _go_on_elsewhere(self, job: "Job", kept: int | None) -> None:
-        """Go on under the plan on other ranks, unless ranks have ended under it."""
+        """Go on under the plan on other ranks, unless it was slower or ranks ended under it."""
         if kept is None:
             raise PlanError(
                 f"{job.config.run_folder}: expected a checkpoint from the end of an epoch under "
                 "the plan before, found none; train without --resume"
             )
-        if attempt() > 0 and self._marked_plan(job):
-            self._leave(job, kept)  # there the mark tells that ranks ended
+        slower = kept != self.current and bool(self.state.seconds[self.current])
+        if slower or (attempt() > 0 and self._marked_plan(job)):
+            self._leave(job, kept)  # a mark that is still there tells that ranks ended
 
     @property
     def _tries_other(self) -> bool:
@@ -199,14 +201,15 @@ class TrialRun:
             self._take_offer(job)
 
     def _take_offer(self, job: "Job") -> None:
-        """Leave for a plan on other ranks that is offered and untried, if epochs are left."""
+        """Leave for a plan on other ranks that is offered and untried, if it can have its turn."""
         config, found = job.config, ""
         if job.loop.comm.rank == 0 and not job.disk_full:
             offer = read_offer(config.run_path)
             found = "" if offer is None or offer.folder_before else offer.folder
         found = job.loop.comm.broadcast_object(found)
-        last = job.loader.position.epoch >= config.epochs or config.max_steps is not None
-        if not found or last or config.keep_checkpoints == 0:
+        left = (config.epochs - job.loader.position.epoch) * len(job.loader)
+        few = left <= max(self.trials.warmup, WARMUP_STEPS) + self._num_counted
+        if not found or few or config.max_steps is not None or config.keep_checkpoints == 0:
             return
         if self.other_number is None:
             self._add_other(Path(found))
@@ -219,8 +222,8 @@ class TrialRun:
         """Keep the plan on other ranks if it is faster by rank 0's seconds, else leave it."""
         kept, other = self.state.kept, self.current
         assert kept is not None
-        medians = [float(np.median(self.state.seconds[number])) for number in (kept, other)]
-        faster = bool(job.loop.comm.broadcast_object(medians[1] < medians[0]))
+        before, now = self._median_steps([kept, other])
+        faster = bool(job.loop.comm.broadcast_object(now < before))
         self._mark(job, 0)
         if faster:
             self.state.kept = other
@@ -294,18 +297,21 @@ class TrialRun:
         job.events.emit("kept", step=job.steps, plans=ids, stages=stages, **told)
 
     def _fastest(self) -> int:
-        """Return the number of the plan with the least median step, the first of equal ones.
+        """Return the number of the plan with the least median step, the first of equal ones."""
+        return int(np.argmin(self._median_steps(range(len(self.plans)))))
+
+    def _median_steps(self, numbers: Sequence[int]) -> list[float]:
+        """Return the median step of each of some plans; infinite where it failed or took none.
 
         Steps are joined to windows as long as the largest stack of batches, for all plans alike.
         """
-        stack = max(plan.strategy.bulk_batches for plan in self.plans)
-        medians = [
-            float(np.median(window_means(seconds, stack)))
-            if seconds and str(number) not in self.state.failed
+        stack = max(self.plans[number].strategy.bulk_batches for number in numbers)
+        return [
+            float(np.median(window_means(self.state.seconds[number], stack)))
+            if self.state.seconds[number] and str(number) not in self.state.failed
             else float("inf")
-            for number, seconds in enumerate(self.state.seconds)
+            for number in numbers
         ]
-        return int(np.argmin(medians))
 
     def _number_of(self, plan_id: str) -> int:
         for number, plan in enumerate(self.plans):
@@ -402,8 +408,10 @@ class TrialRun:
         return str(job.loop.comm.broadcast_object(found))
 
     def _drop_marked(self, job: "Job") -> None:
+        """Drop the plan under which ranks ended, or on the way to it."""
         found = self._marked_plan(job)
-        self._mark(job, 0)
+        if job.loop.comm.rank == 0:
+            end_trial(job.config.run_path)
         for number, plan in enumerate(self.plans):
             if plan.plan_id == found and number > 0:
                 self._fail(job, number, "the ranks ended under it")

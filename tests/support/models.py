@@ -16,7 +16,9 @@ from gnnplan.runtime.meter import StageMeter
 from gnnplan.runtime.models.adjacency import TorchBlock
 from gnnplan.runtime.models.build import build_model
 from gnnplan.runtime.plan.schema import Workload
+from gnnplan.runtime.report import RunReport
 from gnnplan.runtime.stages import Stage
+from gnnplan.runtime.train.job import Job
 
 
 class Faulty(nn.Module):
@@ -43,7 +45,7 @@ class Faulty(nn.Module):
         return logits * float("nan") if self.here and self.how == "nan" else logits
 
     def fail(self) -> None:
-        """Raise, die, stop, hang, move the clock, or take memory until there is none."""
+        """Raise, die now or later, stop, hang, move the clock, or take all memory."""
         if self.how == "raise":
             raise RuntimeError("the model gave up")
         if self.how == "kill":
@@ -56,6 +58,8 @@ class Faulty(nn.Module):
             raise MemoryError("cannot allocate 12 GiB")
         if self.how == "full":
             fill_disk()
+        if self.how == "leave":
+            die_at_end()
         if self.how in ("past", "future"):
             day = -86400.0 if self.how == "past" else 86400.0
             clock = time.time
@@ -76,6 +80,16 @@ def fill_disk() -> None:
         write(path, data)
 
     codec.write_bytes_atomically = refuse
+
+
+def die_at_end() -> None:
+    """From now on this process is killed when it has taken its steps."""
+
+    def finish(self: Job) -> RunReport:
+        os.kill(os.getpid(), signal.SIGKILL)
+        raise AssertionError
+
+    Job.finish = finish
 
 
 def faulty(workload: Workload, in_dim: int, num_classes: int, task: str) -> nn.Module:

@@ -15,7 +15,7 @@ from gnnplan.planner.pipeline import first_answer
 from gnnplan.planner.probe import computing
 from gnnplan.planner.probe.presets import machine_at_once
 from gnnplan.planner.probe.timing import Patience
-from gnnplan.planner.profile.cache import load_record
+from gnnplan.planner.profile.cache import load_record, save_record
 from gnnplan.planner.queries.calibrate import load_calibration
 from gnnplan.planner.queries.explain import ELSEWHERE, explain, render
 from gnnplan.planner.queries.rivals import load_runners_up
@@ -46,6 +46,7 @@ from tests.planner.queries.test_tune import (
     here,
     planned,
 )
+from tests.support.plans import change_strategy
 
 __all__ = ["folder", "planned"]
 ENOUGH = 600
@@ -210,6 +211,16 @@ def test_another_number_of_ranks_is_offered_where_it_promises_enough(answered: P
         check_alike([plan, other])
     assert offer.folder_in_use(answered) == answered
     assert offer_ranks(answered, measured(plan, 5.0), 10**6) == ""  # once
+
+
+def test_a_stack_of_batches_is_left_by_its_mean_step(answered: Path) -> None:
+    """Its steps take 17, 1, 1 and 1 times the prediction, so five times it."""
+    plan = load_plan(answered)
+    stacked = change_strategy(plan, answered, bulk_batches=4)
+    save_record(load_record(plan), stacked.plan_id)
+    step = stacked.prediction.step_seconds.value
+    taken = measured(stacked, 1.0) | {"seconds": [[17.0 * step, step, step, step] * 5]}
+    assert f"instead of {5e3 * step:.3g}" in offer_ranks(answered, taken, 10**6)
 
 
 def test_what_stages_took_enters_the_promise_and_the_record(answered: Path) -> None:

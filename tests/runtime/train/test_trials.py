@@ -1,6 +1,7 @@
 """Trials: a run changes its plan between steps, trains the same, and goes back where that fails."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +24,11 @@ from gnnplan.runtime.launch.config import (
 from gnnplan.runtime.meter import StageMeter
 from gnnplan.runtime.plan.io import copy_plan, load_plan
 from gnnplan.runtime.report import RunReport
+from gnnplan.runtime.train.job import Job
 from gnnplan.runtime.train.recovery import load_newest
 from tests.support import faults
 from tests.support.faults import plan_to_disturb
-from tests.support.plans import make_plan
+from tests.support.plans import change_strategy, make_plan
 from tests.support.ranks import train_on_ranks
 
 SETTINGS: dict[str, Any] = {"batch_size": 64, "fanouts": [5, 3], "dropout": 0.5}
@@ -96,17 +98,17 @@ def test_a_run_under_several_plans_trains_as_under_one(
     assert unswitched.plans == []
 
 
-def opening_with_meters(seconds: dict[str, float]) -> Any:
-    """`worker.open_loader`, whose meter shows a plan's steps to take chosen seconds."""
+def opening_with_meters(seconds: Mapping[str, float | list[float]]) -> Any:
+    """`worker.open_loader`, whose meter shows a plan's steps to take chosen seconds, in turn."""
     opened = worker.open_loader
 
     class ChosenMeter(StageMeter):
-        step_seconds = 0.0
+        step_seconds: float | list[float] = 0.0
 
         def add(self, stage: str, step: int, seconds: float, core_seconds: float = 0.0) -> None:
-            super().add(
-                stage, step, self.step_seconds if stage == "step" else seconds, core_seconds
-            )
+            taken = self.step_seconds if stage == "step" else seconds
+            chosen = taken[step % len(taken)] if isinstance(taken, list) else taken
+            super().add(stage, step, chosen, core_seconds)
 
     def open_loader(graph: Any, mesh: Any, folder: Path, meter: Any = None) -> Any:
         chosen = meter if isinstance(meter, ChosenMeter) else ChosenMeter()
@@ -149,24 +151,38 @@ def test_a_run_that_is_stopped_goes_on_under_its_last_plan(
     before, after = first.plans[-1], [use for use in report.plans if use.step <= stop][-1]
     kept = load_newest(tmp_path / "run" / "checkpoints")
     assert kept is not None
-    if stop not in (13, 17):  # the mark is of a plan under which ranks may have ended
-        assert before == after
+    assert before == after
     assert report.plan_id == load_plan(plans[kept["trials"]["kept"]]).plan_id
 
 
 def test_a_plan_under_which_ranks_ended_is_not_tried_again(
-    plans: list[Path], unswitched: RunReport, tmp_path: Path
+    plans: list[Path], unswitched: RunReport, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = tmp_path / "run"
     write_trials(run, plans)
     often = {"checkpoint_every_steps": 1}
-    first = train(plans[0], run, max_steps=13, **often)
+    with monkeypatch.context() as patch:
+        raise_after(13, RuntimeError("the rank gave up"), patch)
+        with pytest.raises(RuntimeError, match="gave up"):
+            train(plans[0], run, **often)
     assert plan_on_trial(run) == plans[1]
     report = train(plans[0], run, resume=True, **often)
-    assert first.losses + report.losses == unswitched.losses
+    assert report.losses == unswitched.losses[13:]
     name = load_plan(plans[1]).plan_id
     assert f"plan {name[:12]} is not tried again: the ranks ended under it" in report.notes
     assert name not in [use.plan_id for use in report.plans if use.step >= 13]
+
+
+def raise_after(steps: int, error: BaseException, patch: pytest.MonkeyPatch) -> None:
+    """Let a rank raise an error in the step after so many."""
+    on_step = Job._on_step
+
+    def count(job: Job, loss: float) -> None:
+        if job.steps == steps:
+            raise error
+        on_step(job, loss)
+
+    patch.setattr(Job, "_on_step", count)
 
 
 def test_an_error_under_a_plan_on_trial_is_not_final(tmp_path: Path) -> None:
@@ -226,6 +242,26 @@ def test_a_plan_on_other_ranks_that_is_slower_is_left_for_the_one_before(
     assert losses + report.losses == unswitched.losses
     assert [use.step for use in report.plans] == [0, 15, 27]
     assert report.plan_id == ids[0]
+
+
+@pytest.mark.parametrize("stacked", [0, 1], ids=["kept", "other"])
+def test_a_stack_of_batches_is_judged_by_its_mean_step(
+    small_graph: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stacked: int
+) -> None:
+    """A stack's first step takes nine seconds and the others one each, the plain plan's two."""
+    run, folders = tmp_path / "run", [tmp_path / "0", tmp_path / "1"]
+    made = [make_plan(small_graph, each, **SETTINGS) for each in folders]
+    made[stacked] = change_strategy(made[stacked], folders[stacked], bulk_batches=4)
+    seconds = {made[stacked].plan_id: [9.0, 1.0, 1.0, 1.0], made[1 - stacked].plan_id: 2.0}
+    monkeypatch.setattr(worker, "open_loader", opening_with_meters(seconds))
+    write_trials(run, folders[:1], [0], steps=8)
+    write_offer(run, RanksOffer(folder=str(folders[1])))
+    train(folders[0], run)
+    report = train(folders[1], run, resume=True)
+    assert report.first_step == 20
+    offer = read_offer(run)
+    assert offer is not None
+    assert offer.folder_in_use(tmp_path) == folders[1 - stacked]
 
 
 def test_other_ranks_that_ended_are_not_tried_again(

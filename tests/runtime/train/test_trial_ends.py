@@ -1,0 +1,176 @@
+"""Runs that end, or are stopped, while a plan is on trial: what they go on under, and try."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gnnplan.runtime import worker
+from gnnplan.runtime.faults.failure import TRIAL_MARK
+from gnnplan.runtime.launch import launch
+from gnnplan.runtime.launch.config import RanksOffer, RunConfig, Trials, read_offer, write_offer
+from gnnplan.runtime.plan.io import load_plan
+from gnnplan.runtime.report import RunReport
+from tests.runtime.train.test_trials import (
+    STEPS,
+    TURNS,
+    events,
+    offered,
+    on_one_rank,
+    one_and_two,
+    opening_with_meters,
+    plans,
+    raise_after,
+    train,
+    try_two_ranks,
+    unswitched,
+)
+
+__all__ = ["on_one_rank", "one_and_two", "plans", "unswitched"]
+
+
+@pytest.fixture
+def legs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Plan folders under which `launch_here` has trained, one after the other."""
+    found = list[str]()
+
+    def train_under(config: RunConfig, _: Any, trials: Trials | None, **__: Any) -> RunReport:
+        found.append(config.plan_folder)
+        launch.prepare_run(config.run_path, config, trials)
+        return worker.run(replace(config, launched=False))
+
+    monkeypatch.setattr(launch, "_train_under", train_under)
+    return found
+
+
+def launch_here(plan: Path, run: Path, **settings: Any) -> RunReport:
+    """Train by the launcher with its one rank in this process."""
+    asked = {"epochs": 8, "eval_every": 0, "pin": False} | settings
+    return launch.train(plan, run_folder=run, **asked)
+
+
+def take_seconds(plans: list[Path], patch: pytest.MonkeyPatch, *seconds: float) -> list[str]:
+    """Let each plan's steps take chosen seconds; return the plans' ids."""
+    ids = [load_plan(plan).plan_id for plan in plans]
+    chosen = dict(zip(ids, seconds, strict=True))
+    patch.setattr(worker, "open_loader", opening_with_meters(chosen))
+    return ids
+
+
+def test_a_rank_that_ends_on_the_way_to_other_ranks_leaves_the_run_where_it_was(
+    plans: list[Path], unswitched: RunReport, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    legs: list[str],
+) -> None:  # fmt: skip
+    """It trains to its end under the second plan, and is not started again without steps."""
+    run, run_once = tmp_path / "run", worker.run
+    ids = take_seconds(plans, monkeypatch, 3.0, 2.0, 1.0)
+
+    def leave_end_and_restart(config: RunConfig) -> RunReport:
+        write_offer(run, RanksOffer(folder=str(plans[2])))
+        assert run_once(config).losses == unswitched.losses[:15]
+        with monkeypatch.context() as patch:
+            patch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+            return run_once(config)
+
+    monkeypatch.setattr(worker, "run", leave_end_and_restart)
+    trials = Trials(plans=list(map(str, plans[:2])), turns=[0, 1], steps=2, warmup=1)
+    report = launch_here(plans[0], run, trials=trials)
+    assert legs == [str(plans[0])]
+    assert report.losses == unswitched.losses[15:]
+    assert [(use.step, use.plan_id) for use in report.plans] == [(0, ids[0]), (12, ids[1])]
+    assert f"plan {ids[2][:12]} is not tried again: the ranks ended under it" in report.notes
+    assert not (run / TRIAL_MARK).exists()
+    monkeypatch.setattr(worker, "run", run_once)
+    again = launch_here(plans[0], run, epochs=9, resume=True)
+    assert (again.first_step, again.plan_id) == (STEPS, ids[1])
+
+
+def test_a_rank_that_ends_on_the_way_back_takes_no_more_steps_under_the_slower_plan(
+    plans: list[Path], unswitched: RunReport, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
+    take_seconds(plans[:2], monkeypatch, 1.0, 3.0)
+    offered(run, plans[0], plans[1])
+    losses = [*train(plans[0], run).losses, *train(plans[1], run, resume=True).losses]
+    with monkeypatch.context() as patch:
+        patch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+        assert train(plans[1], run, resume=True).losses == []
+    offer = read_offer(run)
+    assert offer is not None
+    assert offer.folder_in_use(plans[1]) == plans[0]
+    assert losses + train(plans[0], run, resume=True).losses == unswitched.losses
+
+
+def test_a_plan_on_other_ranks_is_not_tried_where_its_turn_would_not_end(
+    plans: list[Path], unswitched: RunReport, tmp_path: Path, legs: list[str]
+) -> None:
+    """Of five epochs ten steps are left when one plan is kept; a turn takes twelve."""
+    run = tmp_path / "run"
+    offered(run, plans[0], plans[1])
+    report = launch_here(plans[0], run, epochs=5, resume=True)
+    assert report.losses == unswitched.losses[:25]
+    assert legs == [str(plans[0])]
+
+
+def test_a_plan_on_trial_when_the_user_stops_is_tried_when_the_run_resumes(
+    plans: list[Path], unswitched: RunReport, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    legs: list[str],
+) -> None:  # fmt: skip
+    run, name = tmp_path / "run", load_plan(plans[1]).plan_id
+    trials = Trials(plans=list(map(str, plans)), turns=TURNS, steps=2, warmup=1)
+    often = {"checkpoint_every_steps": 1}
+    with monkeypatch.context() as patch:
+        raise_after(13, KeyboardInterrupt(), patch)
+        with pytest.raises(KeyboardInterrupt):
+            launch_here(plans[0], run, trials=trials, **often)
+    assert events(run, "plan")[-1]["plan_id"] == name
+    report = launch_here(plans[0], run, resume=True, **often)
+    assert report.losses == unswitched.losses[13:]
+    assert not any("not tried again" in note for note in report.notes)
+    (kept,) = events(run, "kept")
+    assert len(kept["seconds"][1]) == 4
+    assert legs == [str(plans[0])] * 2
+
+
+@pytest.mark.parametrize("how", ["interrupted", "at its most steps"])
+def test_other_ranks_on_trial_when_the_user_stops_are_tried_when_the_run_resumes(
+    plans: list[Path], unswitched: RunReport, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    legs: list[str], how: str,
+) -> None:  # fmt: skip
+    """The run goes on under the plan before, from the last checkpoint, to the next epoch's end."""
+    run = tmp_path / "run"
+    ids = take_seconds(plans[:2], monkeypatch, 3.0, 1.0)
+    offered(run, plans[0], plans[1])
+    if how == "interrupted":
+        with monkeypatch.context() as patch:
+            raise_after(18, KeyboardInterrupt(), patch)
+            with pytest.raises(KeyboardInterrupt):
+                launch_here(plans[0], run, resume=True)
+    else:
+        train(plans[0], run)
+        assert train(plans[1], run, resume=True, max_steps=3).plan_id == ids[1]
+    assert read_offer(run) == RanksOffer(folder=str(plans[1]))
+    assert not (run / TRIAL_MARK).exists()
+    legs.clear()
+    report = launch_here(plans[0], run, resume=True)
+    assert legs == [str(plans[0]), str(plans[1])]
+    assert report.losses == unswitched.losses[20:]
+    assert report.plan_id == ids[1]
+    assert not any("not tried again" in note for note in report.notes)
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+def test_a_rank_that_is_killed_on_the_way_to_two_ranks_leaves_the_run_on_one(
+    one_and_two: list[Path], on_one_rank: list[float], tmp_path: Path
+) -> None:
+    run, said = tmp_path / "run", list[dict[str, Any]]()
+    report = try_two_ranks(
+        *one_and_two, run, fault="0:3:leave:once", max_restarts=1, progress=said.append
+    )
+    assert report.first_step == 20
+    assert [epoch.loss for epoch in report.epochs] == pytest.approx(on_one_rank, rel=1e-4)
+    assert report.plan_id == load_plan(one_and_two[0]).plan_id
+    assert any("ended under it" in note for note in report.notes)
+    assert [each["event"] for each in said].count("start") == 2
