@@ -2,7 +2,8 @@
 
 No part of a plan's sum is an evaluation's (DEC-192). Between epochs the memory of a step's
 activations is free: with what the plan leaves, it is the room to which pieces and layers' outputs
-are cut. The ids by which ranks find their vertices lie on the host and come first.
+are cut. The ids by which ranks find their vertices lie on the host and come first: on cores, where
+the plan leaves too little for them, the rest comes off what its steps give back.
 """
 
 from dataclasses import dataclass
@@ -75,7 +76,7 @@ class EvaluationRoom:
     device_table_bytes: int = 0
     """Most bytes of a layer's output in the memory of the rank's GPU."""
     missing_bytes: int = 0
-    """Bytes of ids for which the host has no room beside the plan."""
+    """Bytes of ids for which the host has no room while the plan takes no step."""
 
 
 def evaluation_room(plan: Plan, rank: int, fanouts: list[int] | None = None) -> EvaluationRoom:
@@ -94,15 +95,17 @@ def evaluation_room(plan: Plan, rank: int, fanouts: list[int] | None = None) -> 
     free = (host if on_gpu else min(own.headroom, host)) - index_bytes(plan, fanouts)
     given_back = own.parts.get("activations", 0)
     half, left = max(0, free) // 2, 0
+    spare = min(0, free)  # below 0: what the ids lack
     if on_gpu:
         left = own.headroom + given_back
         chunk = min(left, half)
     else:
-        chunk = half + given_back
+        spare += given_back
+        chunk = half + max(0, spare)
     chunk_bytes = min(MOST_CHUNK_BYTES, max(LEAST_CHUNK_BYTES, chunk // COPIES))
     return EvaluationRoom(
         chunk_bytes=chunk_bytes,
         table_bytes=half // TABLES,
         device_table_bytes=max(0, left - COPIES * chunk_bytes) // TABLES,
-        missing_bytes=max(0, -free),
+        missing_bytes=max(0, -spare),
     )

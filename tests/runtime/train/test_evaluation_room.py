@@ -64,6 +64,21 @@ def test_room_is_what_activations_give_back_and_half_of_what_is_free(small_graph
     assert evaluation_room(one, 0) == EvaluationRoom(chunk_bytes=MOST_CHUNK_BYTES, table_bytes=None)
 
 
+def test_ids_beyond_what_is_free_are_taken_from_what_activations_give_back(small_graph, tmp_path):
+    one = make_plan(small_graph, tmp_path / "one")
+    large = replace(one, graph=replace(one.graph, num_nodes=5 * MB))
+    assert index_bytes(large, None) == 180 * MB
+    for given_back, chunk_bytes, missing in (
+        (300 * MB, 120 * MB // COPIES, 0),
+        (100 * MB, LEAST_CHUNK_BYTES, 80 * MB),
+    ):
+        use = memory(900 * MB, 0, activations=given_back)
+        room = evaluation_room(with_memories(large, rank0=use, host0=memory(MB, 0)), 0)
+        assert room == EvaluationRoom(chunk_bytes=chunk_bytes, table_bytes=0, missing_bytes=missing)
+        on_gpu = with_memories(large, kind="cuda", rank0=use, host0=memory(MB, 150 * MB))
+        assert evaluation_room(on_gpu, 0).missing_bytes == 30 * MB
+
+
 def test_ranks_share_what_their_host_has_free(small_graph, tmp_path):
     two = make_plan(small_graph, tmp_path / "two", ranks=2)
     rank, ids = memory(MB, 500 * MB), index_bytes(two, [3, 3])
