@@ -204,7 +204,7 @@ class Job:
     disk_full: bool = False
     """Whether the last checkpoint found no room."""
     has_cut_pieces: bool = False
-    """Whether an evaluation found less room than its plan leaves, which is said once."""
+    """Whether an evaluation of some rank found less room than its plan leaves; said once."""
     loop_started_seconds: float = 0.0
     private_memory_bytes: int = 0
 
@@ -318,11 +318,17 @@ class Job:
             device_table_bytes=room.device_table_bytes,
             where=where,
         )
-        if score.note and not self.has_cut_pieces:
-            self.has_cut_pieces = True
-            self.notes.append(score.note)
-            self.events.emit("warning", line=score.note)
+        if not self.has_cut_pieces:
+            self._say_cut_pieces(score.note)
         return score.value, score.count
+
+    def _say_cut_pieces(self, note: str) -> None:
+        """Note what the first rank that found too little room in an evaluation says. Collective."""
+        found = [each for each in self.loop.comm.all_gather_objects(note) if each]
+        if found:
+            self.has_cut_pieces = True
+            self.notes.append(found[0])
+            self.events.emit("warning", line=found[0])
 
     def finish(self) -> RunReport:
         """Gather every rank's figures; each host writes report.json, rank 0 also into the plan."""

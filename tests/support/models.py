@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import torch
 from torch import Tensor, nn
 
 from gnnplan.runtime import codec
@@ -22,7 +23,8 @@ from gnnplan.runtime.stages import Stage
 class Faulty(nn.Module):
     """SAGE that does what $GNNPLAN_TEST_FAULT says on one rank at one step: "rank:step:how".
 
-    Rank "*" is every rank; "rank:step:how:once" spares the attempts after a restart.
+    Rank "*" is every rank; "rank:step:how:once" spares the attempts after a restart. "rank:8:room"
+    has room for 8 seeds at once in evaluations.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -37,10 +39,17 @@ class Faulty(nn.Module):
     def forward(self, x: Tensor, blocks: Sequence[TorchBlock]) -> Tensor:
         """Logits, unless the fault is due."""
         self.num_calls += 1
+        if self.here and self.how == "room" and not self.training:
+            self.refuse(blocks[-1].num_dst)
         if self.here and self.num_calls == self.step:
             self.fail()
         logits: Tensor = self.model(x, blocks)
         return logits * float("nan") if self.here and self.how == "nan" else logits
+
+    def refuse(self, num_seeds: int) -> None:
+        """Find no room for more seeds than the step's number, as a GPU that is full."""
+        if num_seeds > self.step:
+            raise torch.OutOfMemoryError(f"no room for {num_seeds} seeds")
 
     def fail(self) -> None:
         """Raise, die, stop, hang, move the clock, or take memory until there is none."""
