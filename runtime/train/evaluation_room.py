@@ -44,13 +44,20 @@ LEAST_CHUNK_BYTES = 4 << 20
 COPIES, SAMPLED_COPIES = 4, 2
 """Memory of a piece (rows, products, messages, ids), in multiples of its rows' bytes: of one layer,
 and of a sampled batch, whose inner blocks are smaller."""
+EDGE_BYTES = 24
+"""Memory of a sampled batch's edge: its place, its source, numbers in the batch and in a layer."""
 TABLES = 2
 """Number of layers' outputs at once: one is read while the next is written."""
 
 
 def most_sampled_bytes(chunk_bytes: int) -> int:
-    """Return the most bytes of a sampled batch's rows in the room of a layer's pieces."""
+    """Return the most bytes of a sampled batch's rows and edges in the room of a layer's pieces."""
     return COPIES * chunk_bytes // SAMPLED_COPIES
+
+
+def sampled_bytes(rows: float, edges: float, feature_dim: int) -> float:
+    """Return the bytes of a sampled batch that are held against `most_sampled_bytes`."""
+    return 4 * max(1, feature_dim) * rows + EDGE_BYTES * edges
 
 
 def index_bytes(plan: Plan, fanouts: list[int] | None) -> int:

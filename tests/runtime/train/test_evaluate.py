@@ -132,6 +132,14 @@ def test_pieces_keep_their_bound_and_are_halved_where_there_is_no_room(small_gra
         assert bool(run.note) == bool(note)
     with pytest.raises(torch.OutOfMemoryError):
         run.run_in_pieces(ids, work, 12, lambda piece: one(piece, room=0))
+    sizes: list[int] = []
+
+    def few(piece: np.ndarray) -> bool:
+        sizes.append(len(piece))
+        return len(piece) <= 5
+
+    run.run_in_pieces(np.arange(20), np.arange(1, 21), 16, few, begin=1)
+    assert sizes == [1, 2, 4, 8, 4, 4, 4, 1]
 
 
 class Broken(torch.nn.Module):
