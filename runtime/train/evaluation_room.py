@@ -8,7 +8,9 @@ the plan leaves too little for them, the rest comes off what its steps give back
 
 from dataclasses import dataclass
 
+from gnnplan.runtime.errors import InputError
 from gnnplan.runtime.plan.schema import Plan
+from gnnplan.runtime.plan.setting import FANOUTS, MOST_FANOUT
 
 EXACT_EDGES = 500_000_000
 """Most edges of a graph that is evaluated with all neighbours unless fan-outs are given."""
@@ -24,6 +26,21 @@ def choose_fanouts(plan: Plan, asked: list[int] | None) -> list[int] | None:
     workload = plan.workload
     known = len(workload.fanouts) == workload.num_layers
     return workload.fanouts if known and plan.graph.num_edges > EXACT_EDGES else None
+
+
+def check_eval_fanouts(asked: list[int] | None, num_layers: int) -> None:
+    """Refuse fan-outs that no evaluation of a model with so many layers can draw.
+
+    Otherwise they fail when an epoch is over, or score a model on fewer layers than it has.
+    """
+    if asked is None or all(each == -1 for each in asked):
+        return
+    if len(asked) != num_layers or any(each == 0 or not FANOUTS.has(each) for each in asked):
+        raise InputError(
+            f"--eval-fanouts: expected {num_layers} fan-outs (one per layer), each of at least 1 "
+            f"and at most {MOST_FANOUT:,} (or -1 for all), found {','.join(map(str, asked))}; "
+            "correct them"
+        )
 
 
 def name_sampling(plan: Plan, asked: list[int] | None) -> str:

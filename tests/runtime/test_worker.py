@@ -200,6 +200,18 @@ def test_an_evaluation_that_lacks_room_is_said_once(
     assert sum('"in smaller pieces"' in line for line in lines) == 1
 
 
+def test_a_model_is_not_scored_on_fewer_layers_than_it_has(
+    small_graph: Graph, tmp_path: Path, run_folder: Path
+) -> None:
+    """The model does not count its blocks; all neighbours are all of every hop, however many."""
+    make_plan(small_graph, tmp_path / "plan", model="tests.support.models:uncounted")
+    with pytest.raises(InputError, match=r"--eval-fanouts: expected 2 fan-outs .* found 9; "):
+        train(tmp_path / "plan", run_folder, eval_every=1, eval_fanouts=[9])
+    assert list_checkpoints(run_folder / "checkpoints") == []
+    for fanouts in ([9, -1], [-1], [-1, -1]):
+        train(tmp_path / "plan", run_folder, eval_every=1, eval_fanouts=fanouts)
+
+
 def test_wrong_settings_are_named() -> None:
     with pytest.raises(InputError, match="expected at least 1 epoch, found 0"):
         RunConfig(plan_folder="p", run_folder="r", epochs=0)

@@ -92,6 +92,25 @@ def faulty(workload: Workload, in_dim: int, num_classes: int, task: str) -> nn.M
     return Faulty(build_model(replace(workload, model="sage"), in_dim, num_classes, task))
 
 
+class Uncounted(nn.Module):
+    """A model that takes as many blocks as it is given."""
+
+    def __init__(self, in_dim: int, num_classes: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(in_dim, num_classes)
+
+    def forward(self, x: Tensor, blocks: Sequence[TorchBlock]) -> Tensor:
+        """Logits of the seeds from their own features."""
+        logits: Tensor = self.linear(x[: blocks[-1].num_dst])
+        return logits
+
+
+def uncounted(workload: Workload, in_dim: int, num_classes: int, task: str) -> nn.Module:
+    """An `Uncounted` model."""
+    del workload, task
+    return Uncounted(in_dim, num_classes)
+
+
 def metered(workload: Workload, in_dim: int, num_classes: int, task: str) -> nn.Module:
     """A `Faulty` SAGE in a process whose meter shows chosen seconds.
 
