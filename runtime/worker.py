@@ -42,7 +42,7 @@ from gnnplan.runtime.process import (
 )
 from gnnplan.runtime.report import RunReport
 from gnnplan.runtime.train.captured import CapturedLoop
-from gnnplan.runtime.train.evaluation_room import name_sampling
+from gnnplan.runtime.train.evaluation_room import check_eval_fanouts, name_sampling
 from gnnplan.runtime.train.fullgraph import FullGraphEpochs, open_full_graph
 from gnnplan.runtime.train.gradients import GradientBuffer, overlap_of
 from gnnplan.runtime.train.job import Events, Job
@@ -60,6 +60,7 @@ def run(config: RunConfig, heartbeat: Heartbeat | None = None) -> RunReport:
     """
     before = host_state()
     plan = load_plan(Path(config.plan_folder), verify_arrays=config.verify)
+    check_eval_fanouts(config.eval_fanouts, plan.workload.num_layers)
     if config.launched:  # a process of its own
         roomy = room_to_keep(plan, memory_group())
         _ = keep_freed_memory() if roomy else give_back_freed_memory()

@@ -10,6 +10,7 @@ from gnnplan.planner.errors import SettingsError
 from gnnplan.runtime.launch.config import RanksOffer, Trials, check_alike, read_offer, write_offer
 from gnnplan.runtime.plan.io import load_plan
 from gnnplan.runtime.plan.schema import Interval, Plan
+from gnnplan.runtime.train.evaluation_room import check_eval_fanouts
 
 if TYPE_CHECKING:
     from gnnplan.planner.candidate import Candidate
@@ -378,6 +379,7 @@ def train_dataset(
             out, None, progress=progress, say=say, epochs=epochs, resume=True, **options
         )
     else:
+        check_eval_fanouts(options.get("eval_fanouts"), settings.workload.num_layers)
         with await_command() as early:  # its libraries load while the plan is made
             trials = _answer_and_try(graph, settings, machine, out, epochs, planning, say)
             report = train_and_keep(

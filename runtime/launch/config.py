@@ -12,7 +12,7 @@ from gnnplan.runtime import codec
 from gnnplan.runtime.errors import InputError
 from gnnplan.runtime.faults.failure import TRIAL_MARK, plan_on_trial
 from gnnplan.runtime.plan.schema import Plan
-from gnnplan.runtime.plan.setting import Range, Setting
+from gnnplan.runtime.plan.setting import FANOUTS, Range, Setting
 
 _EPOCHS, _STEPS = Range(least=0, most=1_000_000), Range(least=0, most=10**12)
 
@@ -33,6 +33,7 @@ class TrainOptions:
         list[int] | None,
         Setting(
             help="Evaluate by sampling with these fan-outs; -1 takes all neighbours.",
+            range=FANOUTS,
             unset="all neighbours, or the training's above 500,000,000 edges",
         ),
     ] = None

@@ -59,6 +59,7 @@ from gnnplan.runtime.plan.io import load_plan
 from gnnplan.runtime.plan.schema import Plan
 from gnnplan.runtime.process import with_huge_pages
 from gnnplan.runtime.report import RunReport, load_report
+from gnnplan.runtime.train.evaluation_room import check_eval_fanouts
 from gnnplan.runtime.train.recovery import CHECKPOINTS, set_aside
 
 POLL_SECONDS = 0.05
@@ -322,6 +323,7 @@ def _train_under(
     plan = load_startable(
         Path(config.plan_folder), place, force=config.force, oversubscribe=oversubscribe
     )
+    check_eval_fanouts(config.eval_fanouts, plan.workload.num_layers)
     arguments = [*torchrun_arguments(plan, place), f"--max-restarts={max_restarts}"]
     prepare_run(run_path, config, trials)
     variables = roll_environment(plan, place, config) | (environment or {})

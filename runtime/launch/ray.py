@@ -33,6 +33,7 @@ from gnnplan.runtime.launch.launch import (
 from gnnplan.runtime.plan.io import load_plan
 from gnnplan.runtime.plan.schema import Plan
 from gnnplan.runtime.report import RunReport, load_report
+from gnnplan.runtime.train.evaluation_room import check_eval_fanouts
 from gnnplan.runtime.worker import read_config, record_end, run
 
 RESTARTS_VARIABLE = "TORCHELASTIC_RESTART_COUNT"
@@ -68,6 +69,7 @@ def train_on_ray(
     config = RunConfig(
         plan_folder=str(plan_folder), run_folder=str(run_path), pin=False, **options
     )  # not pinned: Ray may give the node's other cores to other jobs
+    check_eval_fanouts(config.eval_fanouts, plan.workload.num_layers)
     prepare_run(run_path, config)
     connected = ray.is_initialized()
     if not connected:

@@ -159,7 +159,8 @@ def _fields(kind: type, path: tuple[str, ...]) -> Iterator[SettingField]:
 
 MOST_FANOUT = 1_000_000
 """Most neighbours per hop; -1 takes all, however many."""
-_FANOUTS = Range(least=-1, most=MOST_FANOUT)
+FANOUTS = Range(least=-1, most=MOST_FANOUT)
+"""Range of a fan-out; 0 is none, though it lies within."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -228,7 +229,7 @@ class Workload:
         Setting(
             help="Neighbours per hop, the hop next to the seeds first; -1 takes all (rgcn: of each "
             "edge type).",
-            range=_FANOUTS,
+            range=FANOUTS,
             label="Fan-outs, first hop first",
         ),
     ] = field(default_factory=lambda: [15, 10])
@@ -237,7 +238,7 @@ class Workload:
         Setting(
             help="Other fan-outs of an edge type (rgcn).",
             how="as NAME=5,3; repeat per type",
-            range=_FANOUTS,
+            range=FANOUTS,
         ),
     ] = field(default_factory=dict)
     batch_size: Annotated[

@@ -41,7 +41,12 @@ from gnnplan.runtime.sampling.exclusion import NegativeSampler
 from gnnplan.runtime.sampling.minibatch import MiniBatch
 from gnnplan.runtime.sampling.neighbor import NeighborSampler
 from gnnplan.runtime.sampling.rng import Purpose
-from gnnplan.runtime.train.evaluation_room import MOST_CHUNK_BYTES, most_sampled_bytes
+from gnnplan.runtime.sampling.typed import TypedSampler
+from gnnplan.runtime.train.evaluation_room import (
+    MOST_CHUNK_BYTES,
+    most_sampled_bytes,
+    sampled_bytes,
+)
 from gnnplan.runtime.train.layer_table import (
     DeviceLayerTable,
     LayerTable,
@@ -210,22 +215,31 @@ class Evaluation:
     def by_sampling(
         self, ids: NDArray[np.int64], fanouts: list[int], batch_size: int, epoch: int
     ) -> None:
-        """Score this rank's share of the vertices in sampled batches."""
+        """Score this rank's share of the vertices in sampled batches.
+
+        They are of `batch_size` seeds where the room is sure to hold them, else small at first: a
+        batch is as large as it is once it is drawn.
+        """
         sampler, fill = self._sampler(fanouts), self._weights(self.workload)
         mine = np.unique(ids)[self.rank :: self.size]
-        most_rows = most_sampled_bytes(self.chunk_bytes) // (4 * max(1, self.graph.feature_dim))
+        room, width = most_sampled_bytes(self.chunk_bytes), self.graph.feature_dim
 
         def score(seeds: NDArray[np.int64]) -> bool:
             # Draws depend on the vertex, not on the step: any split over ranks draws the same.
             batch = fill(sampler.sample(seeds, epoch=epoch, step=0))
-            if batch.n_id.shape[0] > most_rows and len(seeds) > 1:
+            taken = sampled_bytes(batch.n_id.shape[0], batch.num_edges, width)
+            if taken > room and len(seeds) > 1:
                 return False
             x = self._features(batch.n_id)
             blocks = [block.to(self.device) for block in torch_blocks(batch)]
             self.count(self.model(x, blocks), seeds)
             return True
 
-        self.run_in_pieces(mine, np.arange(1, mine.shape[0] + 1), batch_size, score)
+        first = batch_size
+        if sampled_bytes(self.graph.num_nodes, self.graph.num_edges, width) > room:
+            edges = most_edges_of_seed(sampler)
+            first = int(min(batch_size, max(1, room // sampled_bytes(1 + edges, edges, width))))
+        self.run_in_pieces(mine, np.arange(1, mine.shape[0] + 1), batch_size, score, first)
 
     def run_in_pieces(
         self,
@@ -233,23 +247,25 @@ class Evaluation:
         work: NDArray[np.int64],
         most: int,
         run: Callable[[NDArray[np.int64]], bool],
+        begin: int | None = None,
     ) -> None:
         """Run on vertices in pieces of at most `most` work, one vertex at the least.
 
-        A piece that finds no room, or is too large as `run` says, is halved, and those behind it
-        are as small. `work` holds the running sums of the vertices' work.
+        With `begin` the first piece is of that work, and each next one of twice as much. A piece
+        that finds no room, or is too large as `run` says, is halved, and none behind it is larger.
+        `work` holds the running sums of the vertices' work.
 
         Raises:
             torch.OutOfMemoryError: one vertex finds no room.
         """
-        first = 0
+        first, size = 0, most if begin is None else begin
         while first < ids.shape[0]:
             done = int(work[first - 1]) if first else 0
-            last = max(first + 1, int(np.searchsorted(work, done + most, side="right")))
+            last = max(first + 1, int(np.searchsorted(work, done + size, side="right")))
             if self._finds_room(ids[first:last], run):
-                first = last
+                first, size = last, min(most, 2 * size)
             else:
-                most = max(1, (int(work[last - 1]) - done) // 2)
+                size = most = max(1, (int(work[last - 1]) - done) // 2)
 
     def _finds_room(self, ids: NDArray[np.int64], run: Callable[[NDArray[np.int64]], bool]) -> bool:
         try:
@@ -370,6 +386,14 @@ class Evaluation:
         assert self.graph.y is not None
         y = torch.from_numpy(np.array(self.graph.y[ids]))
         self.metric.update(logits.cpu(), y)
+
+
+def most_edges_of_seed(sampler: NeighborSampler) -> float:
+    """Return the most edges that the fan-outs let a batch of one seed draw; perhaps infinite."""
+    typed = isinstance(sampler, TypedSampler)
+    fanouts = sampler.type_fanouts if typed else np.array(sampler.fanouts)[:, None]
+    drawn = np.where(fanouts < 0, np.inf, fanouts).sum(axis=1)
+    return float(np.cumprod(drawn).sum())
 
 
 def split_by_edges(

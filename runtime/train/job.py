@@ -204,7 +204,7 @@ class Job:
     disk_full: bool = False
     """Whether the last checkpoint found no room."""
     has_cut_pieces: bool = False
-    """Whether an evaluation found less room than its plan leaves, which is said once."""
+    """Whether an evaluation of some rank found less room than its plan leaves; said once."""
     loop_started_seconds: float = 0.0
     private_memory_bytes: int = 0
 
@@ -218,13 +218,26 @@ class Job:
         self.events.emit(
             "start", ranks=self.loop.comm.size, epochs=self.config.epochs, steps_per_epoch=steps
         )
+        if self.loader.position.epoch > self._open_epoch and not self.is_leaving:
+            self._end_epoch()  # ranks ended while it was evaluated
         while self.loader.position.epoch < self.config.epochs and self._allowed() > 0:
             if self._train_epoch():
+                if self._is_evaluated(self._open_epoch):
+                    save(self)  # what the evaluation may end is not lost
                 self._end_epoch()
         if self.config.eval_every and not self.is_leaving:
             self.heartbeat.begin(Phase.EVALUATING)
-            last = self.first_epoch + len(self.epochs) - 1
-            self.test_score, _ = self._score(f"epoch {last}, test", self.loader.graph.test_idx)
+            where = f"epoch {self._open_epoch - 1}, test"
+            self.test_score, _ = self._score(where, self.loader.graph.test_idx)
+
+    @property
+    def _open_epoch(self) -> int:
+        """Number of the first epoch without a report."""
+        return self.first_epoch + len(self.epochs)
+
+    def _is_evaluated(self, epoch: int) -> bool:
+        every = self.config.eval_every
+        return every > 0 and (epoch + 1) % every == 0
 
     def _allowed(self) -> int:
         """Return the number of steps that this run may still take."""
@@ -268,14 +281,14 @@ class Job:
         self.epoch_losses.append(loss)
         self.steps += 1
         done, total = len(self.epoch_losses), len(self.loader)
-        self.events.step(self.first_epoch + len(self.epochs), done, total, loss)
+        self.events.step(self._open_epoch, done, total, loss)
 
     def _end_epoch(self) -> None:
-        epoch = self.first_epoch + len(self.epochs)
+        epoch = self._open_epoch
         started = time.perf_counter()
         val = None
         self.heartbeat.begin(Phase.EVALUATING)
-        if self.config.eval_every and (epoch + 1) % self.config.eval_every == 0:
+        if self._is_evaluated(epoch):
             val, _ = self._score(f"epoch {epoch}, validation", self.loader.graph.val_idx)
         eval_seconds, started = time.perf_counter() - started, time.perf_counter()
         report = EpochReport(
@@ -318,11 +331,17 @@ class Job:
             device_table_bytes=room.device_table_bytes,
             where=where,
         )
-        if score.note and not self.has_cut_pieces:
-            self.has_cut_pieces = True
-            self.notes.append(score.note)
-            self.events.emit("warning", line=score.note)
+        if not self.has_cut_pieces:
+            self._say_cut_pieces(score.note)
         return score.value, score.count
+
+    def _say_cut_pieces(self, note: str) -> None:
+        """Note what the first rank that found too little room in an evaluation says. Collective."""
+        found = [each for each in self.loop.comm.all_gather_objects(note) if each]
+        if found:
+            self.has_cut_pieces = True
+            self.notes.append(found[0])
+            self.events.emit("warning", line=found[0])
 
     def finish(self) -> RunReport:
         """Gather every rank's figures; each host writes report.json, rank 0 also into the plan."""

@@ -5,6 +5,9 @@ are of its content: one that was cut short or altered is recognised, and the one
 It holds tensors and plain values only, loaded with torch's `weights_only`, which runs no code. No
 generator's state is kept: every draw comes from seed, epoch, step and rank.
 
+An epoch that is evaluated is saved before, as trained but without a report, and again with it: a
+job that goes on from the first ends the epoch anew.
+
 Reports of epochs are appended to one file beside the checkpoints, which so stay of one size. A
 checkpoint holds a mark: how much of the file was there, and its checksum. Lines behind the mark of
 the checkpoint that a job goes on from are overwritten.
@@ -68,6 +71,7 @@ def set_aside(folder: Path) -> Path | None:
 def save_checkpoint(folder: Path, step: int, state: dict[str, Any], *, keep: int) -> Path:
     """Write `state` as the checkpoint of optimiser step `step` and remove all but the last `keep`.
 
+    It takes the place of an earlier one of that step, so that those that are kept lie steps apart.
     `state` holds tensors, numbers, strings, and dicts and lists of them. On a full disk it raises
     OSError, and older checkpoints are untouched.
     """
@@ -79,6 +83,9 @@ def save_checkpoint(folder: Path, step: int, state: dict[str, Any], *, keep: int
     data = buffer.getvalue()
     path = folder / f"checkpoint-{step:010d}-{_digest(data)}.pt"
     codec.write_bytes_atomically(path, data)
+    for old in list_checkpoints(folder):
+        if old != path and old.name[:21] == path.name[:21]:
+            old.unlink(missing_ok=True)
     for old in list_checkpoints(folder)[: -max(1, keep)]:
         if old != path:
             old.unlink(missing_ok=True)

@@ -49,6 +49,19 @@ def test_a_killed_rank_is_started_again_and_the_losses_go_on(
 
 
 @pytest.mark.slow
+def test_a_rank_that_is_killed_in_an_evaluation_costs_no_step_of_the_epoch(
+    plan: Path, undisturbed: RunReport, tmp_path: Path
+) -> None:
+    """The sixth call of the model is the first of five steps' validation."""
+    report = train(plan, tmp_path, "1:6:kill:once", max_restarts=1, eval_every=1)
+    assert report.first_step == 5
+    assert report.losses == undisturbed.losses[5:]
+    assert [e.loss for e in report.epochs] == [e.loss for e in undisturbed.epochs]
+    assert None not in [e.val for e in report.epochs]
+    assert report.notes[1:] == ["resumed after step 5"]
+
+
+@pytest.mark.slow
 def test_a_stopped_rank_is_found_named_and_started_again(
     plan: Path, undisturbed: RunReport, tmp_path: Path
 ) -> None:

@@ -16,8 +16,8 @@ from gnnplan.runtime.graph.dataset import Graph
 from gnnplan.runtime.launch.config import RunConfig
 from gnnplan.runtime.plan.io import load_plan, save_plan
 from gnnplan.runtime.report import TRACED_STEPS, RunReport, load_report
-from gnnplan.runtime.train.evaluate import Score
-from gnnplan.runtime.train.recovery import list_checkpoints
+from gnnplan.runtime.train.evaluate import Score, evaluate
+from gnnplan.runtime.train.recovery import list_checkpoints, newest_name
 from tests.support.plans import make_plan
 
 
@@ -198,6 +198,58 @@ def test_an_evaluation_that_lacks_room_is_said_once(
     assert (report.notes, report.test_score) == ([score.note], 0.5)
     lines = (run_folder / "events.jsonl").read_text().splitlines()
     assert sum('"in smaller pieces"' in line for line in lines) == 1
+
+
+@pytest.mark.parametrize("eval_every", [1, 0])
+def test_an_epoch_outlives_its_own_evaluation(
+    small_graph: Graph, tmp_path: Path, run_folder: Path, monkeypatch: pytest.MonkeyPatch,
+    eval_every: int,
+) -> None:  # fmt: skip
+    """It is evaluated first when the run goes on, unless nothing is evaluated any more."""
+    plan = tmp_path / "plan"
+    make_plan(small_graph, plan, batch_size=64, dropout=0.5, sample_threads=1)
+    (tmp_path / "through").mkdir()
+    through = train(plan, tmp_path / "through", epochs=3, eval_every=1)
+
+    def without_room(*arguments: Any, where: str, **settings: Any) -> Score:
+        if where == "epoch 1, validation":
+            raise torch.OutOfMemoryError
+        return evaluate(*arguments, where=where, **settings)
+
+    names = list[str]()
+    with monkeypatch.context() as patch:
+        patch.setattr("gnnplan.runtime.train.job.evaluate", without_room)
+        for resume in (False, True):
+            with pytest.raises(torch.OutOfMemoryError):
+                train(plan, run_folder, epochs=3, eval_every=1, resume=resume)
+            names.append(newest_name(run_folder / "checkpoints"))
+    assert names[0] == names[1]  # no progress: the same error again is final
+    assert saved_steps(run_folder) == [5, 10]
+    resumed = train(plan, run_folder, epochs=3, eval_every=eval_every, resume=True)
+    assert (resumed.first_step, resumed.losses) == (10, through.losses[10:])
+    assert [(e.epoch, e.steps, e.loss) for e in resumed.epochs] == [
+        (e.epoch, e.steps, e.loss) for e in through.epochs
+    ]
+    scores = [e.val for e in through.epochs] if eval_every else [through.epochs[0].val, None, None]
+    assert [e.val for e in resumed.epochs] == scores
+    assert resumed.test_score == (through.test_score if eval_every else None)
+    assert saved_steps(run_folder) == [10, 15]
+
+
+def saved_steps(run: Path) -> list[int]:
+    return [int(path.name[11:21]) for path in list_checkpoints(run / "checkpoints")]
+
+
+def test_a_model_is_not_scored_on_fewer_layers_than_it_has(
+    small_graph: Graph, tmp_path: Path, run_folder: Path
+) -> None:
+    """The model does not count its blocks; all neighbours are all of every hop, however many."""
+    make_plan(small_graph, tmp_path / "plan", model="tests.support.models:uncounted")
+    with pytest.raises(InputError, match=r"--eval-fanouts: expected 2 fan-outs .* found 9; "):
+        train(tmp_path / "plan", run_folder, eval_every=1, eval_fanouts=[9])
+    assert list_checkpoints(run_folder / "checkpoints") == []
+    for fanouts in ([9, -1], [-1], [-1, -1]):
+        train(tmp_path / "plan", run_folder, eval_every=1, eval_fanouts=fanouts)
 
 
 def test_wrong_settings_are_named() -> None:

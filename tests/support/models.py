@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import torch
 from torch import Tensor, nn
 
 from gnnplan.runtime import codec
@@ -24,7 +25,8 @@ from gnnplan.runtime.train.job import Job
 class Faulty(nn.Module):
     """SAGE that does what $GNNPLAN_TEST_FAULT says on one rank at one step: "rank:step:how".
 
-    Rank "*" is every rank; "rank:step:how:once" spares the attempts after a restart.
+    Rank "*" is every rank; "rank:step:how:once" spares the attempts after a restart. "rank:8:room"
+    has room for 8 seeds at once in evaluations.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -39,10 +41,17 @@ class Faulty(nn.Module):
     def forward(self, x: Tensor, blocks: Sequence[TorchBlock]) -> Tensor:
         """Logits, unless the fault is due."""
         self.num_calls += 1
+        if self.here and self.how == "room" and not self.training:
+            self.refuse(blocks[-1].num_dst)
         if self.here and self.num_calls == self.step:
             self.fail()
         logits: Tensor = self.model(x, blocks)
         return logits * float("nan") if self.here and self.how == "nan" else logits
+
+    def refuse(self, num_seeds: int) -> None:
+        """Find no room for more seeds than the step's number, as a GPU that is full."""
+        if num_seeds > self.step:
+            raise torch.OutOfMemoryError(f"no room for {num_seeds} seeds")
 
     def fail(self) -> None:
         """Raise, die now or later, stop, hang, move the clock, or take all memory."""
@@ -95,6 +104,25 @@ def die_at_end() -> None:
 def faulty(workload: Workload, in_dim: int, num_classes: int, task: str) -> nn.Module:
     """A `Faulty` SAGE of the workload's shape."""
     return Faulty(build_model(replace(workload, model="sage"), in_dim, num_classes, task))
+
+
+class Uncounted(nn.Module):
+    """A model that takes as many blocks as it is given."""
+
+    def __init__(self, in_dim: int, num_classes: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(in_dim, num_classes)
+
+    def forward(self, x: Tensor, blocks: Sequence[TorchBlock]) -> Tensor:
+        """Logits of the seeds from their own features."""
+        logits: Tensor = self.linear(x[: blocks[-1].num_dst])
+        return logits
+
+
+def uncounted(workload: Workload, in_dim: int, num_classes: int, task: str) -> nn.Module:
+    """An `Uncounted` model."""
+    del workload, task
+    return Uncounted(in_dim, num_classes)
 
 
 def metered(workload: Workload, in_dim: int, num_classes: int, task: str) -> nn.Module:

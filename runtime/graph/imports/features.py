@@ -50,7 +50,7 @@ def write_features(
     if source is None and options.draws:
         return _draw(raw, staging, options, memory_bytes() if ram_bytes is None else ram_bytes)
     if source is None or choice == "none":
-        return {"feature_dim": options.feature_dim, "feature_storage": "none"}
+        return _declare(options)
     if source.num_rows != raw.num_nodes:
         raise DatasetError(
             f"features: expected one row per node ({raw.num_nodes}), found {source.num_rows}"
@@ -68,38 +68,61 @@ def write_features(
 
 def _draw(raw: RawGraph, staging: Staging, options: ImportOptions, ram: int) -> dict[str, Any]:
     """Draw features that mean nothing, or declare them alone where they are many."""
-    width, size = options.feature_dim, 4 * raw.num_nodes * options.feature_dim
+    width, name = options.feature_dim, _drawn_type(options)
+    dtype = row_dtype(name)
+    size = dtype.itemsize * raw.num_nodes * width
     if options.features == "auto" and 4 * size > ram:
         raw.notes.append(
             f"features: none in the source: {width} columns are declared, to plan with, and not "
             f"drawn: {size / 1e9:.1f} GB are more than a quarter of {ram / 1e9:.1f} GB of memory "
             "(--features dense draws them)"
         )
-        return {"feature_dim": width, "feature_storage": "none"}
+        return _declare(options)
     rng = np.random.default_rng([options.seed, 5])
-    table = staging.create("x", np.float32, (width,))
+    table = staging.create("x", dtype, (width,))
     step = max(1, CHUNK_BYTES // (4 * width))
     for start in range(0, raw.num_nodes, step):
         rows = min(step, raw.num_nodes - start)
-        table.append(rng.standard_normal((rows, width), np.float32))
+        table.append(convert_rows(rng.standard_normal((rows, width), np.float32), dtype))
     table.close()
+    rounded = "" if name == "float32" else f", rounded to {name}"
     raw.notes.append(
-        f"features: none in the source: {width} columns of normal noise (seed {options.seed}) "
-        "stand for them, to plan and to time; --features none declares the width alone"
+        f"features: none in the source: {width} columns of normal noise (seed {options.seed}"
+        f"{rounded}) stand for them, to plan and to time; --features none declares the width alone"
     )
-    return {"feature_dim": width, "feature_storage": "dense", "feature_dtype": "float32"}
+    return {"feature_dim": width, "feature_storage": "dense", "feature_dtype": name}
+
+
+def _declare(options: ImportOptions) -> dict[str, Any]:
+    """Return the fields of a graph without features, perhaps with the width and type of some."""
+    facts: dict[str, Any] = {"feature_dim": options.feature_dim, "feature_storage": "none"}
+    if options.feature_dim == 0:
+        return facts
+    name = _drawn_type(options)
+    if name == "bfloat16":
+        raise _no_bfloat16("none")
+    return facts | {"feature_dtype": name}
+
+
+def _drawn_type(options: ImportOptions) -> str:
+    """Return the type of features that no source has."""
+    return "float32" if options.feature_dtype == "keep" else options.feature_dtype
 
 
 def _say_rounded(raw: RawGraph, choice: str) -> None:
     """Add a note that values are rounded to bfloat16; refuse storage that is never read so."""
     if choice != "dense":
-        raise DatasetError(
-            f"features: expected dense ones for type bfloat16, found {choice}; import with "
-            "--features dense, or in float32"
-        )
+        raise _no_bfloat16(choice)
     raw.notes.append(
         "features: rounded to bfloat16, 2 bytes a value: 8 binary digits, off by 1 part in 256 at "
         "most"
+    )
+
+
+def _no_bfloat16(found: str) -> DatasetError:
+    return DatasetError(
+        f"features: expected dense ones for type bfloat16, found {found}; import with "
+        "--features dense, or in float32"
     )
 
 

@@ -29,6 +29,7 @@ from gnnplan.planner.queries.tuned import (
     offer_ranks,
     train_dataset,
 )
+from gnnplan.planner.settings import PlanSettings
 from gnnplan.runtime import codec
 from gnnplan.runtime.device import machine_fingerprint
 from gnnplan.runtime.errors import InputError
@@ -113,6 +114,17 @@ def test_a_training_teaches_the_next_answer_how_fast_cores_are_once(
     monkeypatch.setattr(computing, "learn_rates", lambda _: pytest.fail("measured again"))
     learn_rates_once()
     assert machine_at_once().table("core_flops") == learnt
+
+
+def test_fanouts_of_evaluations_are_refused_before_a_dataset_is_planned(
+    small_graph: Graph, tmp_path: Path
+) -> None:
+    with pytest.raises(InputError, match="^--eval-fanouts: expected 2 fan-outs .* found 5; "):
+        train_dataset(
+            small_graph.path, PlanSettings(), machine=None, out=tmp_path / "out", epochs=1,
+            progress=lambda _: None, say=lambda _: None, eval_fanouts=[5],
+        )  # fmt: skip
+    assert not (tmp_path / "out").exists()
 
 
 def event(made: Trials, best: int, **more: Any) -> dict[str, Any]:

@@ -207,6 +207,17 @@ def test_a_plan_for_another_graph_is_refused_before_anything_starts(
     assert not (tmp_path / "plan" / "run").exists()
 
 
+@pytest.mark.parametrize("fanouts", [[10], [10, 10, 10], [0, -7], [-1, 0], [5, 10**7]])
+def test_fanouts_of_evaluations_are_refused_before_anything_starts(
+    small_graph: Graph, tmp_path: Path, fanouts: list[int]
+) -> None:
+    make_plan(small_graph, tmp_path / "plan")
+    shown = ",".join(map(str, fanouts))
+    with pytest.raises(InputError, match=rf"^--eval-fanouts: expected 2 .* found {shown}; correct"):
+        launch.train(tmp_path / "plan", eval_fanouts=fanouts)
+    assert not (tmp_path / "plan" / "run").exists()
+
+
 def test_a_folder_that_is_no_plan_is_refused(tmp_path: Path) -> None:
     with pytest.raises(PlanError, match=r"found no plan\.json"):
         launch.train(tmp_path)

@@ -45,6 +45,15 @@ def test_training_that_goes_on_keeps_as_many_as_were_asked_for(tmp_path: Path, k
         assert steps == list(range(max(1, step - keep + 1), step + 1))
 
 
+def test_a_step_has_one_checkpoint(tmp_path: Path) -> None:
+    for step, value in ((5, 5), (10, 9), (10, 10)):
+        save_checkpoint(tmp_path, step, state_of(value), keep=2)
+    assert [int(path.name[11:21]) for path in list_checkpoints(tmp_path)] == [5, 10]
+    loaded = load_newest(tmp_path)
+    assert loaded is not None
+    assert loaded["step"] == 10
+
+
 @pytest.mark.parametrize("damage", ["truncated", "flipped", "empty"])
 def test_a_damaged_newest_checkpoint_falls_back_to_the_one_before(
     tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture

@@ -1,3 +1,4 @@
+import json
 import os
 import socket
 from collections.abc import Callable
@@ -24,7 +25,7 @@ from gnnplan.runtime.train.evaluate import Evaluation, evaluate, split_by_edges
 from tests.support.fullgraph_plans import make_full_graph_plan
 from tests.support.inprocess import run_in_process
 from tests.support.plans import make_plan
-from tests.support.ranks import free_port, run_on_ranks
+from tests.support.ranks import free_port, run_on_ranks, train_on_ranks
 
 
 def workload(model: str, layers: int = 2) -> Workload:
@@ -131,6 +132,14 @@ def test_pieces_keep_their_bound_and_are_halved_where_there_is_no_room(small_gra
         assert bool(run.note) == bool(note)
     with pytest.raises(torch.OutOfMemoryError):
         run.run_in_pieces(ids, work, 12, lambda piece: one(piece, room=0))
+    sizes: list[int] = []
+
+    def few(piece: np.ndarray) -> bool:
+        sizes.append(len(piece))
+        return len(piece) <= 5
+
+    run.run_in_pieces(np.arange(20), np.arange(1, 21), 16, few, begin=1)
+    assert sizes == [1, 2, 4, 8, 4, 4, 4, 1]
 
 
 class Broken(torch.nn.Module):
@@ -341,3 +350,17 @@ def test_two_ranks_score_what_one_does(small_graph, tmp_path):
     expected = [[score.value, score.count] for score in (exact, exact, sampled)]
     for rank in range(2):
         assert np.load(tmp_path / f"{rank}.npy").tolist() == expected
+
+
+@pytest.mark.distributed
+def test_what_another_rank_lacks_in_an_evaluation_is_said_once(
+    small_graph: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GNNPLAN_TEST_FAULT", "1:100:room")
+    make_plan(small_graph, tmp_path / "plan", ranks=2, model="tests.support.models:faulty")
+    report = train_on_ranks(tmp_path / "plan", epochs=2)
+    (note,) = report.notes
+    assert note.startswith("validation and test go on in smaller pieces: rank 1 found no room on")
+    lines = (tmp_path / "plan" / "run" / "events.jsonl").read_text().splitlines()
+    said = [event["line"] for line in lines if (event := json.loads(line))["event"] == "warning"]
+    assert said == [note]

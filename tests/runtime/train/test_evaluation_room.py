@@ -13,6 +13,7 @@ from gnnplan.runtime.graph.dataset import Graph
 from gnnplan.runtime.graph.generate import generate_links, generate_sbm
 from gnnplan.runtime.models.build import build_model
 from gnnplan.runtime.plan.schema import Links, MemoryUse, Plan, Workload
+from gnnplan.runtime.sampling.neighbor import NeighborSampler
 from gnnplan.runtime.train.evaluate import evaluate, evaluate_links
 from gnnplan.runtime.train.evaluation_room import (
     COPIES,
@@ -25,6 +26,7 @@ from gnnplan.runtime.train.evaluation_room import (
     index_bytes,
     most_sampled_bytes,
     name_sampling,
+    sampled_bytes,
 )
 from tests.support.plans import make_plan
 
@@ -62,6 +64,21 @@ def test_room_is_what_activations_give_back_and_half_of_what_is_free(small_graph
     large = with_memories(one, rank0=memory(MB, 10**11), host0=memory(MB, 10**11))
     assert evaluation_room(large, 0).chunk_bytes == MOST_CHUNK_BYTES
     assert evaluation_room(one, 0) == EvaluationRoom(chunk_bytes=MOST_CHUNK_BYTES, table_bytes=None)
+
+
+def test_ids_beyond_what_is_free_are_taken_from_what_activations_give_back(small_graph, tmp_path):
+    one = make_plan(small_graph, tmp_path / "one")
+    large = replace(one, graph=replace(one.graph, num_nodes=5 * MB))
+    assert index_bytes(large, None) == 180 * MB
+    for given_back, chunk_bytes, missing in (
+        (300 * MB, 120 * MB // COPIES, 0),
+        (100 * MB, LEAST_CHUNK_BYTES, 80 * MB),
+    ):
+        use = memory(900 * MB, 0, activations=given_back)
+        room = evaluation_room(with_memories(large, rank0=use, host0=memory(MB, 0)), 0)
+        assert room == EvaluationRoom(chunk_bytes=chunk_bytes, table_bytes=0, missing_bytes=missing)
+        on_gpu = with_memories(large, kind="cuda", rank0=use, host0=memory(MB, 150 * MB))
+        assert evaluation_room(on_gpu, 0).missing_bytes == 30 * MB
 
 
 def test_ranks_share_what_their_host_has_free(small_graph, tmp_path):
@@ -140,6 +157,34 @@ def test_sampled_pieces_keep_to_the_room_and_score_the_same(small_graph: Graph):
     assert all(n * 64 <= most_sampled_bytes(room) or seeds == 1 for n, seeds in rows)
     assert sum(seeds for _, seeds in rows) == 200
     assert any(seeds < 200 for _, seeds in rows)
+
+
+@pytest.mark.parametrize("fanouts", [[-1, -1], [20, 20]])
+def test_no_batch_is_drawn_far_beyond_the_room_and_edges_count(
+    fanouts: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Of 2,000 nodes in few columns, each with 60 neighbours: nearly all bytes are edges'."""
+    graph = generate_sbm(
+        tmp_path / "dense", num_nodes=2000, degree=60.0, feature_dim=4, num_classes=3, seed=5
+    )
+    work = Workload(hidden=8, fanouts=[3, 3], seed=4)
+    model, ids = build_model(work, 4, 3, "multiclass"), graph.test_idx[:200]
+    expected = evaluate(model, graph, None, ids, workload=work, fanouts=fanouts)
+    drawn, sample = list[tuple[int, float]](), NeighborSampler.sample
+
+    def spy(sampler: NeighborSampler, seeds: Any, **step: Any) -> Any:
+        batch = sample(sampler, seeds, **step)
+        drawn.append((len(seeds), sampled_bytes(batch.n_id.shape[0], batch.num_edges, 4)))
+        return batch
+
+    monkeypatch.setattr(NeighborSampler, "sample", spy)
+    found = evaluate(model, graph, None, ids, workload=work, fanouts=fanouts, chunk_bytes=1 << 17)
+    room = most_sampled_bytes(1 << 17)
+    assert max(size for _, size in drawn) <= 2 * room
+    assert sum(seeds for seeds, size in drawn if size <= room) == found.count == 200
+    assert max(seeds for seeds, _ in drawn) > drawn[0][0]
+    # Which hop expands a vertex depends on the other seeds of its batch.
+    assert abs(found.value - expected.value) <= (0.1 if fanouts[0] > 0 else 0.0)
 
 
 def test_large_graphs_are_sampled_unless_asked_otherwise_and_it_is_said(small_graph, tmp_path):

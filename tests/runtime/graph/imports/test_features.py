@@ -1,6 +1,7 @@
 """How features are stored: dense, sparse or projected, and in which type."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ import scipy.sparse as sp
 from gnnplan.runtime.errors import DatasetError
 from gnnplan.runtime.graph.csc import array_edges
 from gnnplan.runtime.graph.dataset import Graph, SparseFeatures, open_graph
-from gnnplan.runtime.graph.format import BFLOAT16, convert_rows
+from gnnplan.runtime.graph.format import BFLOAT16, convert_rows, row_dtype
 from gnnplan.runtime.graph.imports import features
 from gnnplan.runtime.graph.imports.features import projection_matrix, write_features
 from gnnplan.runtime.graph.imports.importing import ImportOptions, import_graph
@@ -112,6 +113,43 @@ def test_rows_are_rounded_to_bfloat16_and_it_is_said(tmp_path: Path):
     for choice in ("sparse", "project:16"):
         with pytest.raises(DatasetError, match="expected dense ones for type bfloat16"):
             stored(tmp_path, raw(DENSE), feature_dtype="bfloat16", features=choice)
+
+
+def bare() -> RawGraph:
+    graph = raw(DENSE)
+    graph.features = None
+    return graph
+
+
+def test_drawn_features_are_of_the_type_that_was_asked_for(tmp_path: Path):
+    graph = bare()
+    noise = stored(tmp_path, graph, feature_dim=8)[1]["x"]
+    assert noise.dtype == np.float32
+    kept = stored(tmp_path, bare(), feature_dim=8, feature_dtype="keep")[1]["x"]
+    assert kept.tobytes() == noise.tobytes()
+    assert "(seed 0) stand for them" in graph.notes[0]
+    for name in ("bfloat16", "float16"):
+        graph = bare()
+        facts, arrays = stored(tmp_path, graph, feature_dim=8, feature_dtype=name)
+        assert (facts["feature_dtype"], arrays["x"].dtype) == (name, row_dtype(name))
+        assert arrays["x"].tobytes() == convert_rows(noise, row_dtype(name)).tobytes()
+        assert f"8 columns of normal noise (seed 0, rounded to {name}) stand" in graph.notes[0]
+    quarter = 4 * noise.nbytes // 2
+    options: dict[str, Any] = {"feature_dim": 8, "feature_dtype": "float16"}
+    assert stored(tmp_path, bare(), quarter, **options)[0]["feature_storage"] == "dense"
+    assert stored(tmp_path, bare(), quarter - 1, **options)[0]["feature_storage"] == "none"
+
+
+def test_a_declared_width_has_the_type_that_was_asked_for_or_is_refused(tmp_path: Path):
+    declared: dict[str, Any] = {"features": "none", "feature_dim": 8}
+    for name, found in (("float16", "float16"), ("float32", "float32"), ("keep", "float32")):
+        facts, arrays = stored(tmp_path, bare(), feature_dtype=name, **declared)
+        assert (facts["feature_storage"], facts["feature_dtype"], arrays) == ("none", found, {})
+    for more, ram_bytes in ((declared, None), ({"feature_dim": 8}, 1)):
+        with pytest.raises(DatasetError, match="expected dense ones for type bfloat16, found none"):
+            stored(tmp_path, bare(), ram_bytes, feature_dtype="bfloat16", **more)
+    facts, _ = stored(tmp_path, raw(DENSE), features="none", feature_dtype="bfloat16")
+    assert facts == {"feature_dim": 0, "feature_storage": "none"}
 
 
 def test_rows_that_do_not_match_the_nodes_are_refused(tmp_path: Path):
