@@ -182,6 +182,7 @@ class CapturedLoop(TrainLoop):
     _drawn: PaddedStep | None = field(init=False, default=None)
     _pool: Any = field(init=False, default=None)
     """Memory that all graphs share, of which one runs at a time."""
+    _graphs: list[Any] = field(init=False, default_factory=list[Any])
 
     def __post_init__(self) -> None:
         device = self.gradients.flat.device
@@ -215,6 +216,13 @@ class CapturedLoop(TrainLoop):
             loops=work.model == "gcn",
             relations=getattr(getattr(loop.model, "convs")[0], "num_relations", 1),  # noqa: B009
         )
+
+    def close(self) -> None:
+        """Give back graphs and buffers; NCCL's group does not end while a graph holds its calls."""
+        for graph in self._graphs:
+            graph.reset()
+        self._graphs.clear()
+        self._inputs = self._ahead = self._ready = self._drawn = self._pool = None
 
     def run(
         self, batches: Iterator[MiniBatch], first_index: int, on_step: Callable[[float], None]
@@ -355,6 +363,7 @@ class CapturedLoop(TrainLoop):
         with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             piece()
         self._pool = graph.pool()
+        self._graphs.append(graph)
         return graph.replay
 
     def _pieces(self) -> list[tuple[Callable[[], None], bool]]:

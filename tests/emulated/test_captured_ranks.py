@@ -1,0 +1,114 @@
+"""What the ranks of captured steps owe each other: the same sums, and graphs that end in time."""
+
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+pytest.importorskip("triton")
+
+from gnnplan.runtime import worker
+from gnnplan.runtime.emulation.gpu import EmulatedGpu
+from gnnplan.runtime.emulation.threads import start, stop
+from gnnplan.runtime.graph.dataset import Graph
+from gnnplan.runtime.graph.generate import generate_sbm
+from gnnplan.runtime.launch.config import RunConfig
+from gnnplan.runtime.plan.schema import StepShapes
+from gnnplan.runtime.report import RunReport, load_report
+from gnnplan.runtime.train.job import Events, Job
+from tests.emulated.test_captured import FANOUTS, HIDDEN, ROOMY, SEEDS, drawn_loop
+from tests.support.plans import change_strategy, make_plan
+from tests.support.played_graphs import held, play_graphs
+from tests.support.ranks import free_port, run_on_ranks
+
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are compiled here")
+
+
+@pytest.fixture(scope="module")
+def graph(tmp_path_factory: pytest.TempPathFactory) -> Graph:
+    return generate_sbm(
+        tmp_path_factory.mktemp("captured") / "graph", num_nodes=120, degree=6.0, feature_dim=6,
+        num_classes=3, seed=3, train_fraction=0.35,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def gpu() -> Iterator[EmulatedGpu]:
+    started = EmulatedGpu()
+    start(started)
+    yield started
+    stop()
+
+
+def plan_ranks(graph: Graph, folder: Path, shapes: StepShapes, **options: Any) -> None:
+    """Write a plan of two emulated GPUs whose steps are captured."""
+    made = make_plan(
+        graph, folder, ranks=2, fanouts=FANOUTS, batch_size=SEEDS, hidden=HIDDEN, **options
+    )
+    devices = [replace(each, kind="cuda", emulated=True) for each in made.strategy.devices]
+    change_strategy(made, folder, devices=devices, step="captured", shapes=shapes)
+
+
+def train_ranks(folder: Path) -> RunReport:
+    """Train an epoch under the plan in a folder; the ranks' graphs are played."""
+    (folder / "run").mkdir()
+    run_on_ranks(_train, (free_port(), folder), 2)
+    return load_report(folder / "run")
+
+
+def _train(rank: int, port: int, folder: Path) -> None:
+    torch.set_num_threads(1)
+    os.environ |= {
+        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": str(rank), "WORLD_SIZE": "2"
+    }  # fmt: skip
+    leave = dist.destroy_process_group
+    with pytest.MonkeyPatch.context() as patch:
+        graphs = play_graphs(patch)
+
+        def leave_without_graphs(*groups: Any) -> None:
+            assert graphs
+            assert not held(graphs), "NCCL would wait for these graphs for ever"
+            leave(*groups)
+
+        patch.setattr(dist, "destroy_process_group", leave_without_graphs)
+        worker.run(
+            RunConfig(
+                plan_folder=str(folder), run_folder=str(folder / "run"), eval_every=0, pin=False,
+                force=True, keep_checkpoints=0, collective_seconds=60.0,
+            )
+        )  # fmt: skip
+
+
+def test_a_jobs_graphs_are_given_back_before_what_they_read(
+    graph: Graph, gpu: EmulatedGpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graphs = play_graphs(monkeypatch)
+    loader, loop = drawn_loop(graph, tmp_path, ROOMY)
+    assert len(loop.run(loader.batches(1), 0, lambda _: None)) == 1
+    assert held(graphs) == len(graphs) == 1
+    close, left = loader.close, list[int]()
+
+    def close_loader() -> None:
+        left.append(held(graphs))
+        close()
+
+    monkeypatch.setattr(loader, "close", close_loader)
+    Job(
+        config=RunConfig(plan_folder=str(tmp_path), run_folder=str(tmp_path)), plan=loader.plan,
+        loader=loader, loop=loop, events=Events(None), cores=[],
+    ).close()  # fmt: skip
+    assert left == [0]
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+def test_ranks_whose_graphs_hold_a_sum_leave_their_group(graph: Graph, tmp_path: Path) -> None:
+    plan_ranks(graph, tmp_path / "plan", replace(ROOMY, ahead=1))
+    report = train_ranks(tmp_path / "plan")
+    assert len(report.losses) == 4
+    assert report.losses[-1] != report.losses[0]
