@@ -336,9 +336,10 @@ class PaddedStage(AbstractStage):
 def padded_stage(
     stages: Sequence[AbstractStage], plan: Plan, graph: Graph, schedule: Any, meter: StageMeter
 ) -> PaddedStage | None:
-    """Return the stage of padded steps that a plan's stages may be replaced by; None: none may.
+    """Return the stage of padded steps that replaces a plan's stages; None: they stay.
 
-    The device draws and gathers all that a batch consists of, one step at a time.
+    The device draws and gathers all that a batch consists of, one step at a time, where the plan
+    says so and it can.
     """
     from gnnplan.runtime.loader.device import (
         DeviceBatchStage,
@@ -350,7 +351,9 @@ def padded_stage(
     drawing = _only(stages, DeviceSampleStage, LinkDeviceSampleStage)
     gather, batch = _only(stages, DeviceGatherStage), _only(stages, DeviceBatchStage)
     shapes = plan.strategy.shapes
-    if drawing is None or gather is None or batch is None or shapes is None:
+    if shapes is None or not shapes.drawn:  # nothing of it is in the plan's price and memory
+        return None
+    if drawing is None or gather is None or batch is None:
         return None
     from gnnplan.runtime.sampling.gpu.padded import PaddedDraws, PaddedSampler
 

@@ -124,12 +124,11 @@ class LoaderParts:
             self._open_store(comm) if lender is None else lender.store
         )
         self._drawing: DeviceSampleStage | None = None
-        self._ordered: Communicator | None = None
+        self._ordered: tuple[Communicator, CollectiveOrder] | None = None
 
     def close(self) -> None:
         """Give back the feature store and the process groups."""
-        if self._ordered is not None:
-            self._ordered.follow(None)
+        self._end_order()
         if not self._lent:
             self.store.close()
         if self.cooperation is not None:
@@ -166,15 +165,24 @@ class LoaderParts:
     def order(self, threads: int, stages: Sequence[AbstractStage]) -> CollectiveOrder | None:
         """Make the order of what GPUs send in batches and in training; None where none is needed.
 
-        The communicator that was given, which training uses too, follows it until `close`.
+        The communicator that was given, which training uses too, follows it until `close`, or until
+        stages are ordered anew.
         """
+        self._end_order()
         comm, meetings = self._comm, sum(stage.ordered for stage in stages)
         if self._lent or comm is None or not (threads and meetings and comm.between_gpus):
             return None
         made = CollectiveOrder(meetings, self._streams.enter_thread)
         comm.follow(made)
-        self._ordered = comm
+        self._ordered = comm, made
         return made
+
+    def _end_order(self) -> None:
+        if self._ordered is not None:
+            comm, order = self._ordered
+            comm.follow(None)
+            order.close()
+            self._ordered = None
 
     def stages(self) -> list[AbstractStage]:
         """Build the plan's pipeline for the loader's device."""

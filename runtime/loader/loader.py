@@ -431,10 +431,11 @@ class PlannedLoader:
 
         For the loop of a captured step alone, whose shapes the plan has.
         """
-        padded = padded_stage(
-            self.stages, self.plan, self._selected.graph, self._parts.schedule, self.meter
-        )
-        self.stages = self.stages if padded is None else [padded]
+        graph, schedule = self._selected.graph, self._parts.schedule
+        padded = padded_stage(self.stages, self.plan, graph, schedule, self.meter)
+        if padded is not None:  # ranks no longer meet in batches, nor wait for each other there
+            self.stages, self._meets = [padded], False
+            self._order = self._parts.order(self._workers.count, self.stages)
 
     def set_factor(self, factor: float) -> None:
         """Sample with another locality factor (sampler las) from the next batch on.
@@ -479,8 +480,7 @@ class PlannedLoader:
         made = pass_through(
             batch, self.stages, self.meter, self._streams, index, turn, turns, self._order
         )
-        batch = made.batch
-        if batch.lists_by_source:
+        if (batch := made.batch).lists_by_source:
             self.meter.count_lists(index, batch.lists_by_source, batch.list_bytes_by_source)
         return made
 

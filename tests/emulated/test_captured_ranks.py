@@ -13,15 +13,26 @@ import torch.distributed as dist
 pytest.importorskip("triton")
 
 from gnnplan.runtime import worker
+from gnnplan.runtime.comm.collectives import Communicator
 from gnnplan.runtime.emulation.gpu import EmulatedGpu
 from gnnplan.runtime.emulation.threads import start, stop
 from gnnplan.runtime.graph.dataset import Graph
 from gnnplan.runtime.graph.generate import generate_sbm
 from gnnplan.runtime.launch.config import RunConfig
+from gnnplan.runtime.loader.device_place import PaddedStage
+from gnnplan.runtime.loader.factory import LoaderParts
 from gnnplan.runtime.plan.schema import StepShapes
+from gnnplan.runtime.processor import EMULATED
 from gnnplan.runtime.report import RunReport, load_report
 from gnnplan.runtime.train.job import Events, Job
-from tests.emulated.test_captured import FANOUTS, HIDDEN, ROOMY, SEEDS, drawn_loop
+from tests.emulated.test_captured import (
+    FANOUTS,
+    HIDDEN,
+    ROOMY,
+    SEEDS,
+    drawing_loader,
+    drawn_loop,
+)
 from tests.support.plans import change_strategy, make_plan
 from tests.support.played_graphs import held, play_graphs
 from tests.support.ranks import free_port, run_on_ranks
@@ -43,6 +54,15 @@ def gpu() -> Iterator[EmulatedGpu]:
     start(started)
     yield started
     stop()
+
+
+def pair_up(patch: pytest.MonkeyPatch) -> Communicator:
+    """A communicator of two GPUs, one of them here; the other has the same, and nothing to add."""
+    comm = Communicator()
+    comm.size, comm._device = 2, EMULATED
+    patch.setattr(comm, "all_gather_objects", lambda value: [value, value])
+    patch.setattr(comm, "all_reduce_sum", lambda tensor: tensor)
+    return comm
 
 
 def plan_ranks(graph: Graph, folder: Path, shapes: StepShapes, **options: Any) -> None:
@@ -103,6 +123,25 @@ def test_a_jobs_graphs_are_given_back_before_what_they_read(
         loader=loader, loop=loop, events=Events(None), cores=[],
     ).close()  # fmt: skip
     assert left == [0]
+
+
+@pytest.mark.parametrize("drawn", [False, True])
+def test_sums_wait_for_no_batch_where_steps_draw_their_own(
+    drawn: bool, graph: Graph, gpu: EmulatedGpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Batches meet the other rank's in the gather, as where a peer's rows are read."""
+    gather, comm = LoaderParts._gather_stage, pair_up(monkeypatch)
+    monkeypatch.setattr(
+        LoaderParts, "_gather_stage", lambda self, *, ordered: gather(self, ordered=True)
+    )
+    shapes = replace(ROOMY, drawn=drawn)
+    loader = drawing_loader(graph, tmp_path, shapes, comm=comm, sample_threads=1)
+    assert [type(stage) is PaddedStage for stage in loader.stages].count(True) == drawn
+    assert (len(loader.stages) == 1) == drawn
+    # In the order's turns a sum waits for batches, and no graph may hold it.
+    assert comm.captures == drawn
+    loader.close()
+    assert comm.captures
 
 
 @pytest.mark.slow
