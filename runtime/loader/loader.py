@@ -427,12 +427,12 @@ class PlannedLoader:
         self.position.set_epoch(epoch)
 
     def draw_padded(self) -> None:
-        """Hand out steps that the device draws as they are trained on, where it can.
+        """Hand out steps that devices draw as they are trained on, where all ranks' can.
 
-        For the loop of a captured step alone, whose shapes the plan has.
+        For the loop of a captured step alone, whose shapes the plan has. Collective.
         """
-        graph, schedule = self._selected.graph, self._parts.schedule
-        padded = padded_stage(self.stages, self.plan, graph, schedule, self.meter)
+        graph, schedule, comm = self._selected.graph, self._parts.schedule, self._comm
+        padded = padded_stage(self.stages, self.plan, graph, schedule, self.meter, comm)
         if padded is not None:  # ranks no longer meet in batches, nor wait for each other there
             self.stages, self._meets = [padded], False
             self._order = self._parts.order(self._workers.count, self.stages)

@@ -16,6 +16,7 @@ from gnnplan.runtime import worker
 from gnnplan.runtime.comm.collectives import Communicator
 from gnnplan.runtime.emulation.gpu import EmulatedGpu
 from gnnplan.runtime.emulation.threads import start, stop
+from gnnplan.runtime.errors import SlowerPathWarning, forget_warnings
 from gnnplan.runtime.graph.dataset import Graph
 from gnnplan.runtime.graph.generate import generate_sbm
 from gnnplan.runtime.launch.config import RunConfig
@@ -74,14 +75,25 @@ def plan_ranks(graph: Graph, folder: Path, shapes: StepShapes, **options: Any) -
     change_strategy(made, folder, devices=devices, step="captured", shapes=shapes)
 
 
-def train_ranks(folder: Path) -> RunReport:
-    """Train an epoch under the plan in a folder; the ranks' graphs are played."""
+def train_ranks(folder: Path, without_room: int = -1) -> RunReport:
+    """Train an epoch under a plan, graphs played; one rank may have no room for its lists."""
     (folder / "run").mkdir()
-    run_on_ranks(_train, (free_port(), folder), 2)
+    run_on_ranks(_train, (free_port(), folder, without_room), 2)
     return load_report(folder / "run")
 
 
-def _train(rank: int, port: int, folder: Path) -> None:
+def _refuse_lists(patch: pytest.MonkeyPatch) -> None:
+    """Let the device's memory end as it is given the lists."""
+    make = LoaderParts._device_stage
+
+    def fail(self: LoaderParts, schedule: Any) -> Any:
+        make(self, schedule)  # what ranks do together is done
+        raise torch.OutOfMemoryError("out of memory")
+
+    patch.setattr(LoaderParts, "_device_stage", fail)
+
+
+def _train(rank: int, port: int, folder: Path, without_room: int) -> None:
     torch.set_num_threads(1)
     os.environ |= {
         "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": str(rank), "WORLD_SIZE": "2"
@@ -96,6 +108,8 @@ def _train(rank: int, port: int, folder: Path) -> None:
             leave(*groups)
 
         patch.setattr(dist, "destroy_process_group", leave_without_graphs)
+        if rank == without_room:
+            _refuse_lists(patch)
         worker.run(
             RunConfig(
                 plan_folder=str(folder), run_folder=str(folder / "run"), eval_every=0, pin=False,
@@ -144,10 +158,33 @@ def test_sums_wait_for_no_batch_where_steps_draw_their_own(
     assert comm.captures
 
 
+def test_ranks_draw_within_their_steps_together_or_not_at_all(
+    graph: Graph, gpu: EmulatedGpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They agree once, as the loop is made."""
+    forget_warnings()
+    comm, told = pair_up(monkeypatch), list[str]()
+
+    def gather(why: str) -> list[str]:
+        told.append(why)
+        return [why, "no room for lists"]
+
+    monkeypatch.setattr(comm, "all_gather_objects", gather)
+    with pytest.warns(SlowerPathWarning, match=r"on all ranks, because rank 1 .*\(no room for li"):
+        loader = drawing_loader(graph, tmp_path, ROOMY, comm=comm)
+    assert told == [""]
+    assert PaddedStage not in map(type, loader.stages)
+    loader.close()
+
+
 @pytest.mark.slow
 @pytest.mark.distributed
-def test_ranks_whose_graphs_hold_a_sum_leave_their_group(graph: Graph, tmp_path: Path) -> None:
-    plan_ranks(graph, tmp_path / "plan", replace(ROOMY, ahead=1))
-    report = train_ranks(tmp_path / "plan")
-    assert len(report.losses) == 4
-    assert report.losses[-1] != report.losses[0]
+def test_a_rank_without_room_for_lists_changes_no_loss(graph: Graph, tmp_path: Path) -> None:
+    """Runs before a capture send as many sums on all ranks, and all leave their group."""
+    found: list[list[float]] = []
+    for name, without_room in (("all", -1), ("one", 1)):
+        plan_ranks(graph, tmp_path / name, replace(ROOMY, ahead=1))
+        found.append(train_ranks(tmp_path / name, without_room).losses)
+    assert len(found[0]) == 4
+    assert found[0][-1] != found[0][0]
+    assert found[1] == pytest.approx(found[0], rel=1e-5)
