@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from gnnplan.runtime.comm.collectives import Communicator
@@ -112,8 +113,8 @@ def open_training(
 
 
 def worst_apart(found: list[float], expected: list[float]) -> float:
-    """Return the largest difference of a loss, relative to the expected one."""
-    return max(abs(a / b - 1) for a, b in zip(found, expected, strict=True))
+    """Return the largest difference of a loss, relative to the expected one; NaN where one is."""
+    return float(np.max([abs(a / b - 1) for a, b in zip(found, expected, strict=True)]))
 
 
 def count_events(events: Any) -> dict[str, float]:
