@@ -168,10 +168,10 @@ class PlannedLoader:
         device: Device of `x` and `y`.
         blocks: False gives PyG `Data` (sampler dialect first_seen only).
         padded: Pads each PyG batch to the same sizes, hop by hop, with node_mask, edge_mask and
-            seed_mask or link_mask, for a model in a CUDA graph. True takes the shapes of the plan's
-            captured step, or those that 999 of 1,000 batches fit; a number, another share. Others
-            come as they are, `padded` False, and are counted in `overflowed`. y is -100 but for
-            seeds; e_id comes only with `edge_data` or weights.
+            seed_mask or link_mask, for a model in a CUDA graph. True takes, of training seeds, the
+            shapes of the plan's captured step, else those that 999 of 1,000 batches fit; a number,
+            another share. Others come as they are, `padded` False, and are counted in `overflowed`.
+            y is -100 but for seeds; e_id comes only with `edge_data` or weights.
         row_dtype: Type of `x`: float32 or the type that the dataset stores; None: of the two what
             the plan's precision reads.
         epoch: First epoch.

@@ -141,6 +141,23 @@ def test_shapes_are_the_plans_where_it_has_some(
     assert batch.num_sampled_edges == [256, 640]
 
 
+@pytest.mark.parametrize("hops", [HOPS, [8, 6], [4, 3, 2]], ids=["same", "larger", "deeper"])
+def test_other_seeds_have_shapes_of_their_own_batches(
+    hops: list[int], small_graph: Graph, plan: Path, tmp_path: Path
+) -> None:
+    shaped = with_shapes(plan, tmp_path / "plan", [128, 384, 832], [256, 896])
+    asked: dict[str, Any] = {"num_neighbors": hops, "batch_size": 20, "padded": True}
+    training = loader_of(shaped, small_graph)
+    for loader in (
+        training.over("val", **asked),
+        loader_of(shaped, small_graph, input_nodes="val", **asked),
+    ):
+        found = list(loader)
+        assert all(batch.padded for batch in found)
+        assert all(shape_of(batch) == shape_of(found[0]) for batch in found)
+        assert len(found[0].num_sampled_edges) == len(hops)
+
+
 def test_a_batch_that_does_not_fit_comes_whole_and_is_counted(
     small_graph: Graph, plan: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
