@@ -20,6 +20,7 @@ from gnnplan.runtime.loader.loader import PlannedLoader
 from gnnplan.runtime.models.planned import planned
 from gnnplan.runtime.plan.io import load_plan, save_plan
 from gnnplan.runtime.plan.schema import StepShapes
+from gnnplan.runtime.sampling.memory import HopShapes
 from tests.support.plans import make_plan
 
 BATCH, HOPS = 48, [4, 3]
@@ -177,6 +178,28 @@ def test_a_batch_that_does_not_fit_comes_whole_and_is_counted(
     assert loader.overflowed == len(drawn) - len(shapes) > 0
     assert all(shape == shapes[0] for shape in shapes)
     assert sum("does not fit padded shapes" in each.message for each in caplog.records) == 1
+
+
+@pytest.mark.parametrize("batch_size", [400, 200, 20], ids=["one", "two, one short", "many"])
+def test_shapes_know_how_batches_vary_whatever_an_epoch_has_of_them(
+    batch_size: int, small_graph: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[list[tuple[int, ...]]] = []
+    of_quantile = HopShapes.of_quantile
+
+    def noted(counts: list[tuple[int, ...]], quantile: float, **known: int) -> HopShapes:
+        made.append(counts)
+        return of_quantile(counts, quantile, **known)
+
+    monkeypatch.setattr(HopShapes, "of_quantile", staticmethod(noted))
+    make_plan(small_graph, tmp_path / "plan", fanouts=HOPS, batch_size=batch_size)
+    loader = loader_of(tmp_path / "plan", small_graph, padded=True)
+    (counts,) = made
+    assert len(counts) == 32
+    assert {seeds for seeds, *_ in counts} == {min(batch_size, len(small_graph.train_idx))}
+    assert len({tuple(sizes) for _, *sizes in counts}) > 16
+    epochs = 8 if batch_size > 20 else 1
+    assert all(batch.padded for _ in range(epochs) for batch in loader)
 
 
 def test_a_wrapped_model_and_other_seeds_take_padded_batches(
