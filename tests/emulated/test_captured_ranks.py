@@ -1,7 +1,9 @@
 """What the ranks of captured steps owe each other: the same sums, and graphs that end in time."""
 
 import os
+import weakref
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,9 +24,11 @@ from gnnplan.runtime.graph.generate import generate_sbm
 from gnnplan.runtime.launch.config import RunConfig
 from gnnplan.runtime.loader.device_place import PaddedStage
 from gnnplan.runtime.loader.factory import LoaderParts
-from gnnplan.runtime.plan.schema import StepShapes
+from gnnplan.runtime.loader.loader import PlannedLoader
+from gnnplan.runtime.plan.schema import MemoryUse, StepShapes
 from gnnplan.runtime.processor import EMULATED
 from gnnplan.runtime.report import RunReport, load_report
+from gnnplan.runtime.sampling.minibatch import MiniBatch
 from gnnplan.runtime.train.job import Events, Job
 from tests.emulated.test_captured import (
     FANOUTS,
@@ -33,6 +37,9 @@ from tests.emulated.test_captured import (
     SEEDS,
     drawing_loader,
     drawn_loop,
+    eager,
+    loop_of,
+    moved,
 )
 from tests.support.plans import change_strategy, make_plan
 from tests.support.played_graphs import held, play_graphs
@@ -103,7 +110,6 @@ def _train(rank: int, port: int, folder: Path, without_room: int) -> None:
         graphs = play_graphs(patch)
 
         def leave_without_graphs(*groups: Any) -> None:
-            assert graphs
             assert not held(graphs), "NCCL would wait for these graphs for ever"
             leave(*groups)
 
@@ -116,6 +122,7 @@ def _train(rank: int, port: int, folder: Path, without_room: int) -> None:
                 force=True, keep_checkpoints=0, collective_seconds=60.0,
             )
         )  # fmt: skip
+        assert graphs
 
 
 def test_a_jobs_graphs_are_given_back_before_what_they_read(
@@ -175,6 +182,34 @@ def test_ranks_draw_within_their_steps_together_or_not_at_all(
     assert told == [""]
     assert PaddedStage not in map(type, loader.stages)
     loader.close()
+
+
+@pytest.mark.parametrize(("free_bytes", "most"), [(0, 1), (-1, 1), (13_000, 2), (None, 4)])
+def test_ranks_keep_copied_batches_as_far_as_the_plan_has_room(
+    free_bytes: int | None, most: int, graph: Graph, gpu: EmulatedGpu, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """A batch of these shapes takes 12.5 KB at most; the other rank has room for more."""
+    plan = make_plan(graph, tmp_path, fanouts=FANOUTS, batch_size=SEEDS, hidden=HIDDEN)
+    with closing(PlannedLoader(tmp_path, graph)) as loader:
+        drawn = list(loader.batches(4))
+    if free_bytes is not None:
+        use = MemoryUse(parts={}, total=0, capacity=free_bytes, headroom=free_bytes)
+        uses = {"rank0": use, "rank1": replace(use, headroom=10**9), "host0": use}
+        plan = replace(plan, prediction=replace(plan.prediction, memory_bytes=uses))
+    plain, loop = (loop_of(plan, graph, ROOMY, every=4) for _ in range(2))
+    loop = replace(loop, comm=pair_up(monkeypatch))
+    rows, kept = list[weakref.ref[torch.Tensor]](), list[int]()
+
+    def hand_out(batch: MiniBatch) -> MiniBatch:
+        kept.append(sum(each() is not None for each in rows))
+        found = moved(batch)
+        rows.append(weakref.ref(found.x))
+        return found
+
+    losses = loop.run(map(hand_out, drawn), 0, lambda _: None)
+    assert losses == pytest.approx(eager(plain, drawn), rel=1e-6)
+    assert max(kept) == most - 1
 
 
 @pytest.mark.slow
