@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from torch_geometric.nn.models import GAT, GCN, GraphSAGE
 
+import gnnplan
 from gnnplan.runtime.device import has_triton
 from gnnplan.runtime.errors import InputError
 from gnnplan.runtime.graph.dataset import Graph
@@ -21,9 +22,12 @@ from gnnplan.runtime.models.planned import planned
 from gnnplan.runtime.plan.io import load_plan, save_plan
 from gnnplan.runtime.plan.schema import StepShapes
 from gnnplan.runtime.sampling.memory import HopShapes
+from tests.support.howto import blocks
 from tests.support.plans import make_plan
+from tests.support.product import ROOT
 
 BATCH, HOPS = 48, [4, 3]
+PAGE = ROOT / "runtime" / "HOWTO_capture_your_model.md"
 
 
 @pytest.fixture(scope="module")
@@ -216,6 +220,35 @@ def test_a_wrapped_model_and_other_seeds_take_padded_batches(
         expected = model(whole.x, whole.edge_index)[: whole.batch_size]
         found = planned(model)(padded)[: padded.batch_size]
         torch.testing.assert_close(found[padded.seed_mask], expected, rtol=1e-5, atol=1e-6)
+
+
+def test_the_page_captures_while_no_thread_of_the_loader_works(
+    small_graph: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A capture of torch's own lets no other thread ask the GPU anything."""
+    (script,) = [block.text for block in blocks(PAGE.read_text()) if block.kind == "file"]
+    make_plan(
+        small_graph, tmp_path, fanouts=HOPS, batch_size=BATCH, sample_threads=2, prefetch_depth=3
+    )
+    opened, working = list[PlannedLoader](), list[int]()
+
+    def open_loader(**settings: Any) -> PlannedLoader:
+        opened.append(PlannedLoader(tmp_path, small_graph, **settings | {"device": "cpu"}))
+        return opened[-1]
+
+    def capture(module: torch.nn.Module, inputs: tuple[Tensor, ...]) -> torch.nn.Module:
+        assert len(inputs) == 2
+        ready = opened[-1]._ready
+        working.append(0 if ready is None else ready._working)
+        return module
+
+    monkeypatch.setattr(gnnplan, "PlannedLoader", open_loader)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "make_graphed_callables", capture)
+    monkeypatch.setattr(torch.nn.Module, "to", lambda self, device: self)
+    exec(compile(script, str(PAGE), "exec"), {})
+    assert working == [0]
+    assert (opened[-1].handed_out, opened[-1].position.epoch) == (1 + 3 * 7, 3)
 
 
 def test_what_cannot_be_padded_is_refused(small_graph: Graph, plan: Path, tmp_path: Path) -> None:
