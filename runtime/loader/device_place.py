@@ -29,7 +29,7 @@ from gnnplan.runtime.loader.tasks import device_link_sampler, device_typed_sampl
 from gnnplan.runtime.loader.topology import FIRST_PEER, LocatedLists, read_lists
 from gnnplan.runtime.meter import StageMeter
 from gnnplan.runtime.plan.io import load_array
-from gnnplan.runtime.plan.schema import Plan
+from gnnplan.runtime.plan.schema import Plan, StepShapes
 from gnnplan.runtime.processor import processor_of
 from gnnplan.runtime.sampling.memory import Envelope
 from gnnplan.runtime.sampling.minibatch import Dialect, MiniBatch
@@ -334,12 +334,45 @@ class PaddedStage(AbstractStage):
 
 
 def padded_stage(
-    stages: Sequence[AbstractStage], plan: Plan, graph: Graph, schedule: Any, meter: StageMeter
+    stages: Sequence[AbstractStage],
+    plan: Plan,
+    graph: Graph,
+    schedule: Any,
+    meter: StageMeter,
+    comm: Communicator | None,
 ) -> PaddedStage | None:
-    """Return the stage of padded steps that a plan's stages may be replaced by; None: none may.
+    """Return the stage of padded steps that replaces a plan's stages; None: they stay.
 
-    The device draws and gathers all that a batch consists of, one step at a time.
+    The device draws and gathers all that a batch consists of, one step at a time, where the plan
+    says so: on all ranks or on none, since captures send sums of their own. Collective there.
     """
+    shapes = plan.strategy.shapes
+    if shapes is None or not shapes.drawn:  # nothing of it is in the plan's price and memory
+        return None
+    found = _try_padded(stages, plan, graph, schedule, meter, shapes)
+    why = found if isinstance(found, str) else ""
+    reasons = [why] if comm is None else comm.all_gather_objects(why)
+    rank = next((rank for rank, each in enumerate(reasons) if each), None)
+    if rank is None:
+        assert isinstance(found, PaddedStage)
+        return found
+    warn_once(
+        "padded steps",
+        "batches are copied into the captured step on all ranks, because rank "
+        f"{rank} does not draw them within it ({reasons[rank]}); plan again on this machine",
+    )
+    return None
+
+
+def _try_padded(
+    stages: Sequence[AbstractStage],
+    plan: Plan,
+    graph: Graph,
+    schedule: Any,
+    meter: StageMeter,
+    shapes: StepShapes,
+) -> PaddedStage | str:
+    """Return this rank's stage of padded steps, or why there is none."""
     from gnnplan.runtime.loader.device import (
         DeviceBatchStage,
         DeviceGatherStage,
@@ -349,13 +382,12 @@ def padded_stage(
 
     drawing = _only(stages, DeviceSampleStage, LinkDeviceSampleStage)
     gather, batch = _only(stages, DeviceGatherStage), _only(stages, DeviceBatchStage)
-    shapes = plan.strategy.shapes
-    if drawing is None or gather is None or batch is None or shapes is None:
-        return None
+    if drawing is None or gather is None or batch is None:
+        return "other stages than the GPU's plain ones make them"
     from gnnplan.runtime.sampling.gpu.padded import PaddedDraws, PaddedSampler
 
     if not isinstance(drawing.sampler, PaddedSampler):
-        return None
+        return f"{type(drawing.sampler).__name__} has no padded form"
     try:
         envelope = Envelope(tuple(shapes.rows), tuple(shapes.edges))
         draws = PaddedDraws(
@@ -363,8 +395,8 @@ def padded_stage(
             row_dtype=gather.row_dtype,
             weights=batch.padded_weights(Dialect(plan.strategy.sampler.dialect)),
         )  # fmt: skip
-    except SamplerError:  # rows that are not in place, or dependent batches
-        return None
+    except SamplerError as error:  # rows that are not in place, or dependent batches
+        return " ".join(str(error).split())
     return PaddedStage(stages, draws, gather.store, meter)
 
 

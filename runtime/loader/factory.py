@@ -73,7 +73,7 @@ from gnnplan.runtime.train.streams import AbstractStreams
 PADDED_SHARE = 0.999
 """Share of batches that fit padded shapes where neither script nor plan says another."""
 _PILOT_STEPS = 32
-"""Most batches that are drawn to estimate padded shapes."""
+"""Batches that are drawn to estimate padded shapes."""
 
 
 class LoaderParts:
@@ -124,12 +124,11 @@ class LoaderParts:
             self._open_store(comm) if lender is None else lender.store
         )
         self._drawing: DeviceSampleStage | None = None
-        self._ordered: Communicator | None = None
+        self._ordered: tuple[Communicator, CollectiveOrder] | None = None
 
     def close(self) -> None:
         """Give back the feature store and the process groups."""
-        if self._ordered is not None:
-            self._ordered.follow(None)
+        self._end_order()
         if not self._lent:
             self.store.close()
         if self.cooperation is not None:
@@ -166,15 +165,24 @@ class LoaderParts:
     def order(self, threads: int, stages: Sequence[AbstractStage]) -> CollectiveOrder | None:
         """Make the order of what GPUs send in batches and in training; None where none is needed.
 
-        The communicator that was given, which training uses too, follows it until `close`.
+        The communicator that was given, which training uses too, follows it until `close`, or until
+        stages are ordered anew.
         """
+        self._end_order()
         comm, meetings = self._comm, sum(stage.ordered for stage in stages)
         if self._lent or comm is None or not (threads and meetings and comm.between_gpus):
             return None
         made = CollectiveOrder(meetings, self._streams.enter_thread)
         comm.follow(made)
-        self._ordered = comm
+        self._ordered = comm, made
         return made
+
+    def _end_order(self) -> None:
+        if self._ordered is not None:
+            comm, order = self._ordered
+            comm.follow(None)
+            order.close()
+            self._ordered = None
 
     def stages(self) -> list[AbstractStage]:
         """Build the plan's pipeline for the loader's device."""
@@ -206,7 +214,10 @@ class LoaderParts:
     def padded_shapes(
         self, stages: Sequence[AbstractStage], padded: bool | float, epoch: int
     ) -> HopShapes:
-        """Return the plan's shapes, or those that a share of an epoch's first batches fit."""
+        """Return the plan's shapes, or estimate those that a share of batches fit.
+
+        Whole batches are drawn for that, of one epoch after the other: on all ranks the same steps.
+        """
         planned, most = self.plan.strategy.shapes, self.schedule.largest_share()
         links = self.graph.task == "link"
         if padded == 1 and planned is not None and not links:
@@ -215,15 +226,16 @@ class LoaderParts:
                 return known
         names = [stage.name for stage in stages]
         drawing = stages[: names.index(Stage.SAMPLE) + 1]
-        counts: dict[int, list[tuple[int, ...]]] = {}
-        for step in range(min(self.schedule.num_steps, _PILOT_STEPS)):
-            batch = seed_batch(epoch, step, self.dialect)
+        whole = max(1, len(self.graph.train_idx) // self.plan.workload.batch_size)
+        counts: list[tuple[int, ...]] = []
+        for number in range(_PILOT_STEPS):
+            later, step = divmod(number, whole)
+            batch = seed_batch(epoch + later, step, self.dialect)
             for stage in drawing:
                 batch = stage.wait(stage.submit(batch, 0))
-            sizes = (*batch.num_sampled_nodes, *batch.num_sampled_edges)
-            counts.setdefault(len(batch.input_id), []).append(sizes)
+            counts.append((*batch.num_sampled_nodes, *batch.num_sampled_edges))
         return HopShapes.of_quantile(
-            counts[max(counts)],
+            counts,
             padded if padded < 1 else PADDED_SHARE,
             batch_size=0 if links else most,
             links=most if links else 0,

@@ -168,10 +168,10 @@ class PlannedLoader:
         device: Device of `x` and `y`.
         blocks: False gives PyG `Data` (sampler dialect first_seen only).
         padded: Pads each PyG batch to the same sizes, hop by hop, with node_mask, edge_mask and
-            seed_mask or link_mask, for a model in a CUDA graph. True takes the shapes of the plan's
-            captured step, or those that 999 of 1,000 batches fit; a number, another share. Others
-            come as they are, `padded` False, and are counted in `overflowed`. y is -100 but for
-            seeds; e_id comes only with `edge_data` or weights.
+            seed_mask or link_mask, for a model in a CUDA graph. True takes, of training seeds, the
+            shapes of the plan's captured step, else those that 999 of 1,000 batches fit; a number,
+            another share. Others come as they are, `padded` False, and are counted in `overflowed`.
+            y is -100 but for seeds; e_id comes only with `edge_data` or weights.
         row_dtype: Type of `x`: float32 or the type that the dataset stores; None: of the two what
             the plan's precision reads.
         epoch: First epoch.
@@ -427,14 +427,15 @@ class PlannedLoader:
         self.position.set_epoch(epoch)
 
     def draw_padded(self) -> None:
-        """Hand out steps that the device draws as they are trained on, where it can.
+        """Hand out steps that devices draw as they are trained on, where all ranks' can.
 
-        For the loop of a captured step alone, whose shapes the plan has.
+        For the loop of a captured step alone, whose shapes the plan has. Collective.
         """
-        padded = padded_stage(
-            self.stages, self.plan, self._selected.graph, self._parts.schedule, self.meter
-        )
-        self.stages = self.stages if padded is None else [padded]
+        graph, schedule, comm = self._selected.graph, self._parts.schedule, self._comm
+        padded = padded_stage(self.stages, self.plan, graph, schedule, self.meter, comm)
+        if padded is not None:  # ranks no longer meet in batches, nor wait for each other there
+            self.stages, self._meets = [padded], False
+            self._order = self._parts.order(self._workers.count, self.stages)
 
     def set_factor(self, factor: float) -> None:
         """Sample with another locality factor (sampler las) from the next batch on.
@@ -479,8 +480,7 @@ class PlannedLoader:
         made = pass_through(
             batch, self.stages, self.meter, self._streams, index, turn, turns, self._order
         )
-        batch = made.batch
-        if batch.lists_by_source:
+        if (batch := made.batch).lists_by_source:
             self.meter.count_lists(index, batch.lists_by_source, batch.list_bytes_by_source)
         return made
 

@@ -221,7 +221,10 @@ def select_seeds(
 
 
 def _plain(plan: Plan, blocks: bool) -> Strategy:
-    """Return the plan's strategy with plain neighbour sampling, each rank by itself."""
+    """Return the plan's strategy with plain neighbour sampling, each rank by itself.
+
+    Shapes of a captured step are those of training's batches, and are left out.
+    """
     strategy = plan.strategy
     topology = strategy.topology
     if topology.policy == "partitioned":
@@ -235,6 +238,8 @@ def _plain(plan: Plan, blocks: bool) -> Strategy:
         bulk_batches=1,
         topology=topology,
         threads=replace(strategy.threads, capture=False),
+        step="eager",
+        shapes=None,
     )
 
 

@@ -285,17 +285,19 @@ class Envelope:
         num_nodes: int,
         num_train: int,
         *,
+        seed_bytes: int = 0,
         index_bytes: int = 4,
         dense_bytes: int = DENSE_BYTES,
     ) -> int:
         """Return the bytes that all batches of a rank pass through, but for some kilobytes.
 
-        These are the relabelling table, the edges of a hop, and the seeds of an epoch.
+        These are the relabelling table, the edges of a hop, and the seeds of an epoch: their ids,
+        their order, and `seed_bytes` for the labels of each, or the ends of a link.
         """
         dense = ID_BYTES * num_nodes <= dense_bytes
         table = ID_BYTES * num_nodes if dense else _PER_SLOT * table_slots(self.most_entered)
         per_edge = index_bytes + _LOCAL_BYTES + (0 if dense else ID_BYTES)
-        return table + per_edge * max(self.edges) + 2 * ID_BYTES * num_train
+        return table + per_edge * max(self.edges) + (2 * ID_BYTES + seed_bytes) * num_train
 
 
 SPARE_ROWS = 32

@@ -16,6 +16,8 @@ Numbers of true rows lie on the device, where kernels read them. Padding adds ze
 and gradients. A batch that does not fit is taken as an empty one and flagged: its update, and every
 later one, is left out on the device until the host looks, every `LOOK_EVERY` steps. The host then
 takes that batch kernel by kernel and goes on behind it, so updates keep their order (DEC-168).
+Batches that several ranks copy in are kept till then, for another rank's may not fit: the host
+looks as soon as the plan has room for no more of them.
 
 A GPU replays a CUDA graph; where none is captured the same calls are made one by one.
 """
@@ -173,6 +175,8 @@ class CapturedLoop(TrainLoop):
     """Edge types of typed blocks."""
     every: int = LOOK_EVERY
     """Steps between two looks of the host."""
+    most_copied: int = LOOK_EVERY
+    """Batches that several ranks may copy in between two looks."""
     _inputs: StepInputs | None = field(init=False, default=None)
     """Buffers that the next step trains on."""
     _ahead: StepInputs | None = field(init=False, default=None)
@@ -182,6 +186,7 @@ class CapturedLoop(TrainLoop):
     _drawn: PaddedStep | None = field(init=False, default=None)
     _pool: Any = field(init=False, default=None)
     """Memory that all graphs share, of which one runs at a time."""
+    _graphs: list[Any] = field(init=False, default_factory=list[Any])
 
     def __post_init__(self) -> None:
         device = self.gradients.flat.device
@@ -214,7 +219,15 @@ class CapturedLoop(TrainLoop):
             most_labels=links if loop.task == "link" else shapes.rows[0],
             loops=work.model == "gcn",
             relations=getattr(getattr(loop.model, "convs")[0], "num_relations", 1),  # noqa: B009
+            most_copied=most_batches(plan, shapes),
         )
+
+    def close(self) -> None:
+        """Give back graphs and buffers; NCCL's group does not end while a graph holds its calls."""
+        for graph in self._graphs:
+            graph.reset()
+        self._graphs.clear()
+        self._inputs = self._ahead = self._ready = self._drawn = self._pool = None
 
     def run(
         self, batches: Iterator[MiniBatch], first_index: int, on_step: Callable[[float], None]
@@ -235,10 +248,10 @@ class CapturedLoop(TrainLoop):
                 self.meter.enter(Stage.FORWARD_BACKWARD, index)
                 fits = self._submit(batch, coming[0][0] if coming else None)
                 late = self.comm.size > 1 or isinstance(batch, PaddedStep)
-                kept = batch if late or not fits else None
-                window.append(_Taken(batch.epoch, batch.step, kept, waited))
+                keeps = late or not fits
+                window.append(_Taken(batch.epoch, batch.step, batch if keeps else None, waited))
             alone = self.comm.size == 1 and not fits  # what the host knows need not wait
-            if batch is None or alone or len(window) == self.every:
+            if batch is None or alone or len(window) >= self._steps_to_look(batch):
                 found = self._look(window, first_index + len(losses), start)
                 again = [each.batch for each in window[len(found) :] if each.batch is not None]
                 coming.extendleft((each, 0.0) for each in reversed(again))
@@ -249,6 +262,11 @@ class CapturedLoop(TrainLoop):
                 if batch is None and not coming:
                     return losses
             del batch
+
+    def _steps_to_look(self, batch: MiniBatch) -> int:
+        """Return the steps between two looks with batches such as this; the same on all ranks."""
+        copied = self.comm.size > 1 and not isinstance(batch, PaddedStep)
+        return min(self.every, self.most_copied) if copied else self.every
 
     def _meter_rows(self) -> None:
         """Meter the rows that the device read for the batches that it drew."""
@@ -355,6 +373,7 @@ class CapturedLoop(TrainLoop):
         with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             piece()
         self._pool = graph.pool()
+        self._graphs.append(graph)
         return graph.replay
 
     def _pieces(self) -> list[tuple[Callable[[], None], bool]]:
@@ -448,6 +467,24 @@ class CapturedLoop(TrainLoop):
         key = torch.tensor([self._dropout_stream(batch.epoch, batch.step)])
         with drawing_by(key.to(self.gradients.flat.device)):
             super()._forward_backward(batch)
+
+
+BATCH_ROW_BYTES, BATCH_EDGE_BYTES = 32, 32
+"""Bytes of a copied batch per node beside its row, and per edge: as drawn and as models take it."""
+
+
+def most_batches(plan: Plan, shapes: StepShapes) -> int:
+    """Return how many batches of each rank may be in use, beside those made ahead; alike on all.
+
+    The plan's memory holds one, and what it leaves free the others. Without a prediction nothing is
+    bounded.
+    """
+    memories = plan.prediction.memory_bytes
+    free = [use.headroom for name, use in memories.items() if name.startswith("rank")]
+    if not free:
+        return LOOK_EVERY
+    rows = shapes.rows[-1] * (4 * plan.graph.feature_dim + BATCH_ROW_BYTES)
+    return 1 + max(0, min(free)) // (rows + sum(shapes.edges) * BATCH_EDGE_BYTES)
 
 
 def _call_all(calls: Sequence[Callable[[], None]]) -> None:

@@ -383,7 +383,8 @@ class Job:
         return report
 
     def close(self) -> None:
-        """Close the loader, unless a plan on trial has left none."""
+        """Close the loop, and the loader unless a plan on trial has left none."""
+        self.loop.close()  # its graphs read what is the loader's
         if self.loader is not None:
             self.loader.close()
 

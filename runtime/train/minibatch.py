@@ -164,6 +164,9 @@ class TrainLoop:
             on_step(loss)
             index += 1
 
+    def close(self) -> None:
+        """Give back what the loop keeps beside model and optimiser, before its group ends."""
+
     def step(self, batch: MiniBatch, index: int) -> float:
         """Take one optimiser step on this rank's share; return the loss per seed over all ranks."""
         with self._metered(batch, index):

@@ -116,12 +116,23 @@ def _in_line(candidate: Candidate) -> bool:
     return candidate.threads.sample == 0
 
 
-def _captures(rows: list[int], edges: list[int]) -> Callable[[Strategy], Strategy]:
-    """Replay the step over these shapes, with the next batch drawn beside it where that can be."""
-    shapes = StepShapes(rows=rows, edges=edges, ahead=1)
+def _captures(
+    rows: list[int], edges: list[int], *, drawn: bool = True
+) -> Callable[[Strategy], Strategy]:
+    """Replay the step over these shapes, into which batches are drawn beside it, or copied."""
+    shapes = StepShapes(rows=rows, edges=edges, drawn=drawn, ahead=int(drawn))
     return lambda strategy: replace(
         strategy, step="captured", shapes=shapes, threads=replace(strategy.threads, comm=0)
     )
+
+
+def _copies(strategy: Strategy) -> Strategy:
+    """Replay the step over shapes into which batches are copied."""
+    return _captures([33, 129, 241], [96, 288], drawn=False)(strategy)
+
+
+def _copies_exchanged(strategy: Strategy) -> Strategy:
+    return _copies(_exchanges(strategy))
 
 
 def _stacked(candidate: Candidate) -> bool:
@@ -271,12 +282,16 @@ MODES = [
         name="peers exchanged", row="rows", settings={"policy": "legion"}, room_rows=60,
         wants=_together, change=_exchanges, holds=_reads("own", "peer", "host"),
     ),
-    Mode(
-        name="captured, peers exchanged ahead", row="rows", settings={"policy": "legion"},
-        room_rows=60, changed_rows=1500,
-        wants=lambda candidate: _together(candidate) and _ahead(candidate),
-        change=lambda strategy: _captures([33, 129, 241], [96, 288])(_exchanges(strategy)),
-        holds=_reads("own", "peer", "host"),
+    *(
+        Mode(
+            name=name, row="rows", settings={"policy": "legion"}, room_rows=60, changed_rows=1500,
+            wants=lambda candidate: _together(candidate) and _ahead(candidate),
+            change=change, holds=_reads("own", "peer", "host"),
+        )
+        for name, change in (
+            ("captured, peers exchanged ahead", _copies_exchanged),
+            ("captured, peers mapped ahead", _copies),
+        )
     ),
     Mode(
         name="two cliques", row="rows", devices=4, settings={"policy": "legion"}, room_rows=60,

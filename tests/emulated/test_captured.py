@@ -41,7 +41,7 @@ from tests.support.plans import make_plan, with_rows
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are compiled here")
 
 SEEDS, FANOUTS, HIDDEN = 12, [3, 2], 8
-ROOMY = StepShapes(rows=[16, 64, 121], edges=[40, 140])
+ROOMY = StepShapes(rows=[16, 64, 121], edges=[40, 140], drawn=True)
 
 
 @pytest.fixture(scope="module")
@@ -246,14 +246,16 @@ def test_what_cannot_be_captured_is_refused_with_the_reason(
         CapturedLoop.of(loop, replace(plan, strategy=strategy, workload=work))
 
 
-def drawing_loader(graph: Graph, folder: Path, shapes: StepShapes, **work: Any) -> PlannedLoader:
+def drawing_loader(
+    graph: Graph, folder: Path, shapes: StepShapes, *, comm: Communicator | None = None, **work: Any
+) -> PlannedLoader:
     """A loader under a plan of captured steps, which the device draws where it can."""
     made = make_plan(graph, folder, fanouts=FANOUTS, batch_size=SEEDS, hidden=HIDDEN, **work)
     arrays = {name: np.load(folder / ref.file) for name, ref in made.arrays.items()}
     device = replace(made.strategy.devices[0], kind="cuda", emulated=True)
     strategy = replace(made.strategy, step="captured", shapes=shapes, devices=[device])
     save_plan(replace(made, strategy=strategy), arrays, folder)
-    loader = PlannedLoader(folder, graph, device=EMULATED, row_dtype=None)
+    loader = PlannedLoader(folder, graph, device=EMULATED, row_dtype=None, comm=comm)
     loader.draw_padded()
     return loader
 
@@ -443,7 +445,7 @@ def test_steps_draw_links_and_types_on_the_device(
     start(gpu)
     sizes = [batch.n_id.shape[0] for batch in drawn]
     room = max(sizes) if tight else 241
-    shapes = StepShapes(rows=[64, min(180, room), room], edges=[200, 600])
+    shapes = StepShapes(rows=[64, min(180, room), room], edges=[200, 600], drawn=True)
     loops = loop_of(host, graph, shapes), loop_of(host, graph, shapes)
     loader = drawing_loader(graph, tmp_path / "drawn", shapes, **work)
     padded = trains_alike(loops, loader, drawn, 1e-5)
@@ -466,7 +468,7 @@ def test_links_and_types_drawn_beside_a_step_change_nothing(
     work: dict[str, Any] = {"model": "rgcn" if kind == "typed" else "sage", "dropout": 0.4}
     found: list[tuple[list[float], list[torch.Tensor]]] = []
     for ahead in (0, 1):
-        shapes = StepShapes(rows=[64, 180, 241], edges=[200, 600], ahead=ahead)
+        shapes = StepShapes(rows=[64, 180, 241], edges=[200, 600], drawn=True, ahead=ahead)
         loader, loop = drawn_loop(graph, tmp_path / str(ahead), shapes, **work)
         assert bool(ahead) == (loop.shapes.ahead > 0)
         found.append((train_in_parts(loader, loop, (2, 1)), parameters(loop)))

@@ -1,6 +1,7 @@
 """A PyG model of a user's own, replayed over the padded batches of `PlannedLoader`.
 
-The same batches train it kernel by kernel first: losses must agree, and seconds stand beside.
+The same batches train it kernel by kernel first: losses must agree, and seconds stand beside. A
+thread makes batches ahead, and the graph is captured as runtime/HOWTO_capture_your_model.md has it.
 """
 
 import time
@@ -40,15 +41,16 @@ def replay_own_model(setting: Setting) -> None:
     steps = 3 if setting.emulated else WARM_STEPS + COUNTED_STEPS
     with open_bars(setting) as (bars, folder):
         graph = open_kind(setting, "nodes", folder)
-        work = write_plan(setting, graph, folder / "plan").workload
+        work = write_plan(setting, graph, folder / "plan", sample_threads=1).workload
         loader = PlannedLoader(
             folder / "plan", graph, device=setting.device, on_device=True, blocks=False, padded=True
         )
+        steps = min(steps, len(loader))
         with closing(loader):
-            batches = [batch for batch in loader.batches(steps) if batch.padded]
-        sizes = work.hidden, graph.num_classes
-        plain, seconds = _train(setting, batches, *sizes, replays=False)
-        again, replayed = _train(setting, batches, *sizes, replays=not setting.emulated)
+            plain, seconds = _train(setting, loader, steps, work.hidden, replays=False)
+            again, replayed = _train(
+                setting, loader, steps, work.hidden, replays=not setting.emulated
+            )
         bars.hold(
             "own_model_replayed", replayed, "s", baseline="its kernels one by one",
             baseline_seconds=seconds, ratio=replayed / seconds, overflows=loader.overflowed,
@@ -58,29 +60,32 @@ def replay_own_model(setting: Setting) -> None:
 
 
 def _train(
-    setting: Setting, batches: list[Any], hidden: int, classes: int, *, replays: bool
+    setting: Setting, loader: PlannedLoader, steps: int, hidden: int, *, replays: bool
 ) -> tuple[list[float], float]:
-    """Losses of one step per batch, and the seconds of a step once all is warm."""
+    """Losses of the first steps, and the seconds of one, its batch included, once all is warm."""
     torch.manual_seed(0)
-    first = batches[0]
-    layers = len(first.num_sampled_edges)
+    with closing(iter(loader)) as batches:
+        first = next(batch for batch in batches if batch.padded)
+    loader.set_epoch(0)
+    layers, classes = len(first.num_sampled_edges), loader.graph.num_classes
     model = GraphSAGE(first.x.shape[1], hidden, num_layers=layers, out_channels=classes)
-    forward: Any = Seeds(model.to(setting.device), first)
+    model = model.to(setting.device)
+    padded: Any = Seeds(model, first)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     if replays:
-        inputs = (first.x.clone(), first.edge_index.clone())
-        forward = torch.cuda.make_graphed_callables(forward, inputs)
-    warm = len(batches) - max(1, len(batches) * COUNTED_STEPS // (WARM_STEPS + COUNTED_STEPS))
+        padded = torch.cuda.make_graphed_callables(padded, (first.x, first.edge_index))
+    counted = max(1, steps * COUNTED_STEPS // (WARM_STEPS + COUNTED_STEPS))
     losses, start = list[torch.Tensor](), 0.0
-    for number, batch in enumerate(batches):
-        if number == warm:
+    for number, batch in enumerate(loader.batches(steps)):
+        if number == steps - counted:
             setting.wait()
             start = time.perf_counter()
+        forward = padded if batch.padded else Seeds(model, batch)
         loss = cross_entropy(forward(batch.x, batch.edge_index), batch.y[: batch.batch_size])
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         losses.append(loss.detach())
     setting.wait()
-    seconds = (time.perf_counter() - start) / (len(batches) - warm)
+    seconds = (time.perf_counter() - start) / counted
     return [float(loss) for loss in losses], seconds

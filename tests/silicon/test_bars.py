@@ -13,7 +13,7 @@ from gnnplan.planner.profile.protocol import GPU, GpuTimingRequest
 from gnnplan.runtime import codec
 from gnnplan.runtime.graph.generate import generate_sbm
 from gnnplan.runtime.plan.schema import MemoryUse, Sampler, Workload
-from tests.silicon import papers, planned
+from tests.silicon import papers, planned, training
 from tests.silicon.bars import Bars, open_bars
 from tests.silicon.experiments import EXPERIMENTS
 from tests.silicon.queue import hash_files, parse_lines
@@ -54,6 +54,14 @@ class TestBars:
         assert "sage" not in str(error.value)
         met = [line["met"] for line in parse_lines(capsys.readouterr().out)]
         assert met == [False, False, False, False, True]
+
+    def test_a_loss_that_is_no_number_misses_its_bar(self):
+        assert training.worst_apart([1.0, 2.2], [1.0, 2.0]) == pytest.approx(0.1)
+        for found in ([1.0, np.nan, 1.0], [np.nan, 1.0, 1.0], [1.0, np.nan, np.nan]):
+            apart = training.worst_apart(found, [1.0] * 3)
+            words = "apart: value nan, asked at most"
+            with pytest.raises(AssertionError, match=words), open_bars(GPU_SETTING) as (bars, _):
+                bars.hold("apart", apart, "relative", most=1e-3)
 
     def test_on_cores_nothing_is_judged_and_errors_come_through(self):
         with open_bars(Setting(emulated=True)) as (bars, _):

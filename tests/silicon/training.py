@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from gnnplan.runtime.comm.collectives import Communicator
@@ -78,7 +79,7 @@ class Training:
 
 def write_plan(
     setting: Setting, graph: Graph, folder: Path, *, sizes: Sizes = SIZES,
-    rows_on_host: bool = False, **options: Any,
+    rows_on_host: bool = False, sample_threads: int = 0, **options: Any,
 ) -> Plan:  # fmt: skip
     """Write a plan with the lists on the device, of one rank that draws by itself.
 
@@ -88,6 +89,7 @@ def write_plan(
         folder: of the plan.
         sizes: on cores tiny ones in their place.
         rows_on_host: whether all rows lie there; else on the device.
+        sample_threads: that make batches ahead.
         options: further arguments of `make_plan`, fields of the workload among them.
     """
     batch, hidden, fanouts = sizes
@@ -95,8 +97,8 @@ def write_plan(
         batch, hidden, fanouts = 8, 8, [2] * min(2, len(fanouts))
         options |= {"heads": 2} if "heads" in options else {}
     return make_plan(
-        graph, folder, hidden=hidden, fanouts=fanouts, batch_size=batch, sample_threads=0,
-        own_rows=0 if rows_on_host else graph.num_nodes,
+        graph, folder, hidden=hidden, fanouts=fanouts, batch_size=batch,
+        sample_threads=sample_threads, own_rows=0 if rows_on_host else graph.num_nodes,
         topology=TopologyPlacement(policy="replicated"), **options,
     )  # fmt: skip
 
@@ -112,8 +114,8 @@ def open_training(
 
 
 def worst_apart(found: list[float], expected: list[float]) -> float:
-    """Return the largest difference of a loss, relative to the expected one."""
-    return max(abs(a / b - 1) for a, b in zip(found, expected, strict=True))
+    """Return the largest difference of a loss, relative to the expected one; NaN where one is."""
+    return float(np.max([abs(a / b - 1) for a, b in zip(found, expected, strict=True)]))
 
 
 def count_events(events: Any) -> dict[str, float]:

@@ -24,7 +24,7 @@ from gnnplan.planner.cost.stages.sample import batch_launches
 from gnnplan.planner.machine.model import MachineModel
 from gnnplan.planner.workload import BatchProfile, GpuTiming, ModelTiming, Spread
 from gnnplan.runtime.plan.schema import GraphRef, StepShapes
-from gnnplan.runtime.sampling.memory import Envelope, capture_bytes, may_capture
+from gnnplan.runtime.sampling.memory import ID_BYTES, Envelope, capture_bytes, may_capture
 from gnnplan.runtime.stages import LOOK_EVERY, Stage
 
 
@@ -299,15 +299,26 @@ def captured_step_bytes(
     shapes = candidate.shapes
     if shapes is None:
         return 0
-    envelope = Envelope(tuple(shapes.rows), tuple(shapes.edges))
-    shared = envelope.shared_bytes(graph.num_nodes, graph.num_train) if shapes.drawn else 0
+    shared = 0
     edges = PADDED_EDGE_BYTES * (sum(shapes.edges) + sum(shapes.rows[:-1]))
     if shapes.drawn:  # as drawn, beside those with the model's self-loops and weights
         edges += DRAWN_EDGE_BYTES * sum(shapes.edges)
+        envelope, each = Envelope(tuple(shapes.rows), tuple(shapes.edges)), seed_bytes(graph)
+        shared = envelope.shared_bytes(graph.num_nodes, graph.num_train, seed_bytes=each)
     ends = max(1, len(batch.edge_types)) * sum(shapes.rows)
     rows = handed_row_bytes * shapes.rows[-1] + ROW_END_BYTES * ends
     pool = timing.activation_bytes * padding_ratio(shapes, batch)
     return round(shared + (1 + shapes.ahead) * (edges + rows) + pool)
+
+
+def seed_bytes(graph: GraphRef) -> int:
+    """Return the bytes of a training seed's labels, or of a training link's two ends.
+
+    They lie on a GPU that draws whole batches, as int64.
+    """
+    if graph.task == "link":
+        return 2 * ID_BYTES
+    return ID_BYTES * (graph.num_classes if graph.task == "multilabel" else 1)
 
 
 ROW_END_BYTES = 8

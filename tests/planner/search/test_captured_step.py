@@ -107,6 +107,24 @@ def test_a_captured_step_takes_the_gpus_seconds_times_its_padding() -> None:
     assert unknown.forward_backward == pytest.approx(3e-3)
 
 
+def test_labels_and_ends_of_links_lie_on_a_gpu_that_draws_batches() -> None:
+    shapes = StepShapes(rows=[128, 1280, 6000], edges=[1400, 8000], drawn=True)
+    candidate, known = replace(ONE, step="captured", shapes=shapes), timing(1e-3)
+    tasks = {"multiclass": 8, "binary": 8, "multilabel": 8 * GRAPH.num_classes, "link": 16}
+    for drawn in (True, False):
+        each = replace(candidate, shapes=replace(shapes, drawn=drawn))
+        found = {
+            task: captured_step_bytes(each, replace(GRAPH, task=task), batch(), known, 40)
+            for task in tasks
+        }
+        for task, size in tasks.items():
+            more = (size - tasks["multiclass"]) * GRAPH.num_train if drawn else 0
+            assert found[task] - found["multiclass"] == more
+            bare = replace(GRAPH, task=task, num_train=0)
+            least = captured_step_bytes(each, bare, batch(), known, 40)
+            assert found[task] - least == (16 + size) * GRAPH.num_train * drawn
+
+
 def test_steps_that_do_not_fit_are_priced_with_the_replays_that_wait_for_the_host() -> None:
     found, known = load_preset("h200x1"), timing(1e-3)
     shapes = StepShapes(rows=[128, 1280, 6000], edges=[1400, 8000], drawn=True)

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from torch_geometric.nn.models import GAT, GCN, GraphSAGE
 
+import gnnplan
 from gnnplan.runtime.device import has_triton
 from gnnplan.runtime.errors import InputError
 from gnnplan.runtime.graph.dataset import Graph
@@ -20,9 +21,13 @@ from gnnplan.runtime.loader.loader import PlannedLoader
 from gnnplan.runtime.models.planned import planned
 from gnnplan.runtime.plan.io import load_plan, save_plan
 from gnnplan.runtime.plan.schema import StepShapes
+from gnnplan.runtime.sampling.memory import HopShapes
+from tests.support.howto import blocks
 from tests.support.plans import make_plan
+from tests.support.product import ROOT
 
 BATCH, HOPS = 48, [4, 3]
+PAGE = ROOT / "runtime" / "HOWTO_capture_your_model.md"
 
 
 @pytest.fixture(scope="module")
@@ -141,6 +146,23 @@ def test_shapes_are_the_plans_where_it_has_some(
     assert batch.num_sampled_edges == [256, 640]
 
 
+@pytest.mark.parametrize("hops", [HOPS, [8, 6], [4, 3, 2]], ids=["same", "larger", "deeper"])
+def test_other_seeds_have_shapes_of_their_own_batches(
+    hops: list[int], small_graph: Graph, plan: Path, tmp_path: Path
+) -> None:
+    shaped = with_shapes(plan, tmp_path / "plan", [128, 384, 832], [256, 896])
+    asked: dict[str, Any] = {"num_neighbors": hops, "batch_size": 20, "padded": True}
+    training = loader_of(shaped, small_graph)
+    for loader in (
+        training.over("val", **asked),
+        loader_of(shaped, small_graph, input_nodes="val", **asked),
+    ):
+        found = list(loader)
+        assert all(batch.padded for batch in found)
+        assert all(shape_of(batch) == shape_of(found[0]) for batch in found)
+        assert len(found[0].num_sampled_edges) == len(hops)
+
+
 def test_a_batch_that_does_not_fit_comes_whole_and_is_counted(
     small_graph: Graph, plan: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -162,6 +184,28 @@ def test_a_batch_that_does_not_fit_comes_whole_and_is_counted(
     assert sum("does not fit padded shapes" in each.message for each in caplog.records) == 1
 
 
+@pytest.mark.parametrize("batch_size", [400, 200, 20], ids=["one", "two, one short", "many"])
+def test_shapes_know_how_batches_vary_whatever_an_epoch_has_of_them(
+    batch_size: int, small_graph: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[list[tuple[int, ...]]] = []
+    of_quantile = HopShapes.of_quantile
+
+    def noted(counts: list[tuple[int, ...]], quantile: float, **known: int) -> HopShapes:
+        made.append(counts)
+        return of_quantile(counts, quantile, **known)
+
+    monkeypatch.setattr(HopShapes, "of_quantile", staticmethod(noted))
+    make_plan(small_graph, tmp_path / "plan", fanouts=HOPS, batch_size=batch_size)
+    loader = loader_of(tmp_path / "plan", small_graph, padded=True)
+    (counts,) = made
+    assert len(counts) == 32
+    assert {seeds for seeds, *_ in counts} == {min(batch_size, len(small_graph.train_idx))}
+    assert len({tuple(sizes) for _, *sizes in counts}) > 16
+    epochs = 8 if batch_size > 20 else 1
+    assert all(batch.padded for _ in range(epochs) for batch in loader)
+
+
 def test_a_wrapped_model_and_other_seeds_take_padded_batches(
     small_graph: Graph, plan: Path
 ) -> None:
@@ -176,6 +220,35 @@ def test_a_wrapped_model_and_other_seeds_take_padded_batches(
         expected = model(whole.x, whole.edge_index)[: whole.batch_size]
         found = planned(model)(padded)[: padded.batch_size]
         torch.testing.assert_close(found[padded.seed_mask], expected, rtol=1e-5, atol=1e-6)
+
+
+def test_the_page_captures_while_no_thread_of_the_loader_works(
+    small_graph: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A capture of torch's own lets no other thread ask the GPU anything."""
+    (script,) = [block.text for block in blocks(PAGE.read_text()) if block.kind == "file"]
+    make_plan(
+        small_graph, tmp_path, fanouts=HOPS, batch_size=BATCH, sample_threads=2, prefetch_depth=3
+    )
+    opened, working = list[PlannedLoader](), list[int]()
+
+    def open_loader(**settings: Any) -> PlannedLoader:
+        opened.append(PlannedLoader(tmp_path, small_graph, **settings | {"device": "cpu"}))
+        return opened[-1]
+
+    def capture(module: torch.nn.Module, inputs: tuple[Tensor, ...]) -> torch.nn.Module:
+        assert len(inputs) == 2
+        ready = opened[-1]._ready
+        working.append(0 if ready is None else ready._working)
+        return module
+
+    monkeypatch.setattr(gnnplan, "PlannedLoader", open_loader)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "make_graphed_callables", capture)
+    monkeypatch.setattr(torch.nn.Module, "to", lambda self, device: self)
+    exec(compile(script, str(PAGE), "exec"), {})
+    assert working == [0]
+    assert (opened[-1].handed_out, opened[-1].position.epoch) == (1 + 3 * 7, 3)
 
 
 def test_what_cannot_be_padded_is_refused(small_graph: Graph, plan: Path, tmp_path: Path) -> None:

@@ -488,9 +488,9 @@ def test_what_has_no_padded_form_is_refused(kernel_device: torch.device) -> None
 def test_the_bytes_of_buffers_are_foreseen(dense_bytes: int, kernel_device: torch.device) -> None:
     schedule, room = SeedSchedule(np.arange(50), 8, seed=0), Envelope((16, 500, 900), (700, 2000))
     draws = draws_of(random_graph(1), schedule, [3, 2], kernel_device, room,
-                     dense_bytes=dense_bytes)  # fmt: skip
+                     labels=np.zeros((60, 5), np.int64), dense_bytes=dense_bytes)  # fmt: skip
     hops = draws._hops
     table = [hops.table.ranks, *([] if hops.table.keys is None else [hops.table.keys, hops._slots])]
-    shared = [*table, hops._values, hops._turns, draws._order, draws._train]
-    foreseen = room.shared_bytes(60, 50, dense_bytes=dense_bytes)
+    shared = [*table, hops._values, hops._turns, draws._order, draws._train, draws._labels]
+    foreseen = room.shared_bytes(60, 50, seed_bytes=5 * 8, dense_bytes=dense_bytes)
     assert sum(t.nbytes for t in shared) == pytest.approx(foreseen, abs=16)

@@ -1,13 +1,16 @@
 """Links and typed graphs drawn by a counter on the device, padded, equal the CPU's samplers."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from gnnplan.planner.cost.backends.gpu_lanes import seed_bytes
 from gnnplan.runtime.errors import SamplerError
+from gnnplan.runtime.plan.schema import GraphRef
 from gnnplan.runtime.sampling.exclusion import (
     Candidates,
     Exclude,
@@ -38,6 +41,10 @@ pytest.importorskip("triton")
 
 SLOW = pytest.mark.slow
 NODES = 40
+REFERENCE = GraphRef(
+    name="g", path="/data/g", fingerprint="f", num_nodes=NODES, num_edges=0, feature_dim=1,
+    feature_dtype="float32", num_classes=3, task="multiclass", num_train=0,
+)  # fmt: skip
 
 
 def some_typed(
@@ -236,6 +243,25 @@ def test_links_and_types_launch_few_kernels_more(
         assert draws.launches == kernels + len(others)
         before, beside = count(alone)
         assert before + len(beside) > 3 * draws.launches
+
+
+def test_the_bytes_of_links_are_foreseen(kernel_device: torch.device) -> None:
+    from gnnplan.runtime.sampling.gpu.padded import PaddedDraws
+
+    graph, room = make_graph(1, NODES, hub=False, dtype=np.int32), Envelope((16, 41), (90,))
+    linked = link_sampler(graph, 1, Exclude.NONE, Candidates.UNIFORM, 1, kernel_device, [2])
+    pairs = some_pairs(graph, 1)
+    draws = PaddedDraws(
+        linked, LinkSchedule(pairs, 5, seed=0), room, labels=np.zeros((NODES, 3), np.int64)
+    )
+    assert draws._links is not None
+    assert draws._labels is None
+    held = [draws._order, draws._train, draws._links._pairs]
+    none, all_of_them = (
+        room.shared_bytes(NODES, links, seed_bytes=seed_bytes(replace(REFERENCE, task="link")))
+        for links in (0, len(pairs))
+    )
+    assert sum(each.nbytes for each in held) == all_of_them - none
 
 
 def test_what_of_links_and_types_has_no_padded_form_is_refused(kernel_device: torch.device) -> None:
