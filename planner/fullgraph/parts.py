@@ -224,7 +224,7 @@ def derive_part(
     Source: profile.roofline; docs/modelling.md 5.
     """
     widths = layer_widths(work, *ends)
-    rate = _rate_of(machine, candidate, work)
+    rate = _rate_of(machine, candidate)
     parameters = num_parameters(work.model, widths)
     return PartAnswer(
         cases=[
@@ -262,11 +262,11 @@ class _PartRate:
         return worked + len(every) * self.start_seconds
 
 
-def _rate_of(machine: MachineModel, candidate: Candidate, work: Workload) -> _PartRate:
+def _rate_of(machine: MachineModel, candidate: Candidate) -> _PartRate:
     if not candidate.gpus:
-        cores = rate_of_cores(
-            work, machine, ranks=ranks_here(candidate), threads=candidate.threads.compute
-        )
+        # No training of a whole graph was held against measured rates of cores.
+        threads = candidate.threads.compute
+        cores = rate_of_cores(machine, ranks=ranks_here(candidate), threads=threads, held=False)
         return _PartRate(
             flops=cores.flops,
             byte_seconds=1 / cores.bytes,

@@ -10,22 +10,19 @@ is solved for the three, at each number of compute threads. First answers price 
 tables; a plan that is measured times the model itself.
 """
 
+import functools
 import json
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from statistics import median
 
 from gnnplan.planner.machine.model import Table, make_table
 from gnnplan.planner.probe.context import ProbeContext, powers_up_to
+from gnnplan.planner.probe.quiet import disturbance
 from gnnplan.planner.probe.team import State
-from gnnplan.planner.probe.timing import Measurement, timed
-from gnnplan.planner.profile.operations import (
-    LayerShape,
-    RooflineRate,
-    layer_operations,
-)
+from gnnplan.planner.probe.timing import Measurement, Patience, timed
+from gnnplan.planner.profile.operations import LayerShape, RooflineRate, layer_operations
 from gnnplan.runtime.codec import write_text_atomically
 from gnnplan.runtime.device import machine_fingerprint, set_threads, usable_cores
 
@@ -57,11 +54,19 @@ twice as fast on two, narrow ones slower by as much (DEC-190).
 """
 CALLS = 7
 """Steps of a batch that are timed outside a probe, of which the median counts."""
+AGAIN_SECONDS = 2.0
+"""Seconds of second tries outside a probe: about as long as the first ones take."""
+VERSION = 1
+"""Number of what is timed and solved; kept rates of another one are not read."""
 RATIO_LIMIT = 0.2
 LEARNT_SPREAD = 0.05
 """Relative half-width of rates from few steps (assumed)."""
 ROUNDS = 20
 """Turns in which each rate is solved for with the other held; they settle within a few."""
+WORK_SHARE = 0.5
+"""Least share of a step that is no start, so that the step tells a rate of work."""
+EXPLAINED = 0.1
+"""Most that solved rates may leave of the work of a step, or add to it, relative to it."""
 
 
 def measure(context: ProbeContext) -> dict[str, Table]:
@@ -83,9 +88,19 @@ def measure(context: ProbeContext) -> dict[str, Table]:
     )
     solved = dict[tuple[int, ...], dict[str, Measurement]]()
     for each in threads:
-        read = [found.get((each, number)) for number in range(len(SHAPES))]
-        if all(read):
-            solved[each,] = _rates_of([one for one in read if one is not None])
+        read = [one for number in range(len(SHAPES)) if (one := found.get((each, number)))]
+        if len(read) < len(SHAPES):
+            continue
+        rates = solve_rates([one.value for one in read])
+        if rates is None:
+            context.notes.append(
+                "core rates: none, since no three explain the steps of a layer at threads "
+                f"{each}; run gnnplan probe again when nothing else runs here"
+            )
+            return {}
+        solved[each,] = {
+            name: replace(one, value=rates[name]) for name, one in zip(NAMES, read, strict=True)
+        }
     if not solved:
         return {}
     return {
@@ -97,29 +112,28 @@ def measure(context: ProbeContext) -> dict[str, Table]:
     }
 
 
-def _rates_of(read: Sequence[Measurement]) -> dict[str, Measurement]:
-    rates = solve_rates([each.value for each in read])
-    return {
-        name: replace(each, value=rates[name])
-        for name, each in zip(NAMES, (read[STARTS], read[PRODUCTS], read[SUMS]), strict=True)
-    }
+def solve_rates(seconds: Sequence[float]) -> dict[str, float] | None:
+    """Solve for the three rates that explain the seconds of the three steps, by their names.
 
-
-def solve_rates(seconds: Sequence[float]) -> dict[str, float]:
-    """Solve for the three rates that explain the seconds of the three steps, by their names."""
+    None where starts explain most of a step that is to tell another rate, or where no rates explain
+    its work, as on a disturbed machine.
+    """
     operations = [list(layer_operations("sage", shape)) for shape in SHAPES]
     start = seconds[STARTS] / len(operations[STARTS])
+    work = [took - len(each) * start for took, each in zip(seconds, operations, strict=True)]
+    if any(work[each] < WORK_SHARE * seconds[each] for each in (PRODUCTS, SUMS)):
+        return None
     rate = RooflineRate(flops=1e11, bytes=3e10)
 
     def off(number: int) -> float:
         """Return the seconds of work that the present rates say, over those that there were."""
-        worked = seconds[number] - len(operations[number]) * start
-        said = sum(map(rate.seconds, operations[number]))
-        return said / max(worked, 0.1 * seconds[number])
+        return sum(map(rate.seconds, operations[number])) / work[number]
 
     for _ in range(ROUNDS):
         rate = replace(rate, flops=rate.flops * off(PRODUCTS))
         rate = replace(rate, bytes=rate.bytes * off(SUMS))
+    if not all(abs(off(each) - 1.0) <= EXPLAINED for each in (PRODUCTS, SUMS)):
+        return None
     return {"core_start": start, "core_flops": rate.flops, "core_bytes": rate.bytes}
 
 
@@ -176,12 +190,26 @@ def make_step(shape: LayerShape) -> Callable[[], object]:
 
 
 def learn_rates(folder: Path) -> None:
-    """Measure this process's cores, and keep what was found in a folder: about two seconds."""
+    """Measure this process's cores, and keep what was found in a folder: about two seconds.
+
+    Nothing is kept where a step is noisy or disturbed in two tries, or no rates explain the steps.
+    """
     found = dict[int, dict[str, float]]()
-    for threads in sorted({1, usable_cores()}):
-        with computing_on(threads):
-            steps = [timed(make_step(shape), seconds=0.0, least=CALLS) for shape in SHAPES]
-        found[threads] = solve_rates(list(map(median, steps)))
+    with disturbance(folder) as disturbed:
+        patience = Patience(disturbed.level, seconds=AGAIN_SECONDS)
+        for threads in sorted({1, usable_cores()}):
+            with computing_on(threads):
+                read = [
+                    patience.settle(
+                        functools.partial(timed, make_step(shape), seconds=0.0, least=CALLS),
+                        limit=RATIO_LIMIT,
+                    )
+                    for shape in SHAPES
+                ]
+            rates = solve_rates([each.value for each in read])
+            if rates is None or any(each.uncertain for each in read):
+                return
+            found[threads] = rates
     write_text_atomically(_file(folder), json.dumps(found))
 
 
@@ -204,4 +232,4 @@ def known_rates(folder: Path) -> dict[str, Table]:
 
 
 def _file(folder: Path) -> Path:
-    return folder / f"computing-{machine_fingerprint()}.json"
+    return folder / f"computing-{VERSION}-{machine_fingerprint()}.json"

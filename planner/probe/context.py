@@ -16,7 +16,7 @@ import numpy as np
 from gnnplan.planner.machine.model import Table, make_table
 from gnnplan.planner.probe.grid import Budget, Point, fill_grid, make_monotone, order_points
 from gnnplan.planner.probe.team import Team
-from gnnplan.planner.probe.timing import Measurement, Patience, summarize
+from gnnplan.planner.probe.timing import Measurement, Patience
 
 MIB = 2**20
 SMALL_COPY_BYTES = 16 * MIB
@@ -252,11 +252,7 @@ class ProbeContext:
 
     def settle(self, sample: Callable[[], Sequence[float]], *, limit: float = 0.15) -> Measurement:
         """Measure one point, once more where its spread is above `limit` or it was disturbed."""
-        found, disturbed = self.patience.tried(
-            lambda: summarize(sample(), limit=limit),
-            noise=lambda m: m.spread if m.uncertain else 0.0,
-        )
-        return replace(found, uncertain=found.uncertain or disturbed)
+        return self.patience.settle(sample, limit=limit)
 
     def walk(
         self,

@@ -4,7 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -284,6 +284,17 @@ class Patience:
                 found, disturbed = again, still
         self.num_disturbed += disturbed
         return found, disturbed
+
+    def settle(self, sample: Callable[[], Sequence[float]], *, limit: float) -> Measurement:
+        """Summarize repeats, taken once more where disturbed or of a spread above the limit.
+
+        They are uncertain where the second try is so too.
+        """
+        found, disturbed = self.tried(
+            lambda: summarize(sample(), limit=limit),
+            noise=lambda m: m.spread if m.uncertain else 0.0,
+        )
+        return replace(found, uncertain=found.uncertain or disturbed)
 
     def _once(self, work: Callable[[], Found]) -> tuple[Found, bool]:
         before = self._level()

@@ -197,8 +197,8 @@ def roofline_timing(
 
 LOOP = LoopOverhead(seeds=3.3e-5, labels=3.5e-5, between=1.4e-4)
 """Seconds between the stages of a step, as cores of servers take (DEC-145)."""
-HELD_MODELS = ("sage", "gcn")
-"""Models whose steps the rates of cores were held against; others keep the wider interval."""
+HELD_MODELS, HELD_SAMPLERS = ("sage", "gcn"), ("neighbor", "labor")
+"""Models and samplers of the steps that measured rates of cores were held against."""
 UPDATE_OPERATIONS = 4
 """Operations of torch that an update by Adam takes on cores."""
 
@@ -219,20 +219,32 @@ class CoresRate:
         return len(operations) * self.start_seconds + sum(map(rate.seconds, operations))
 
 
-def rate_of_cores(
-    workload: Workload, machine: MachineModel, *, ranks: int, threads: int
-) -> CoresRate:
+def is_held(graph: Graph | GraphRef, settings: PlanSettings) -> bool:
+    """Tell whether measured rates of cores were held against steps of such batches (DEC-190).
+
+    Those were batches of nodes, each expanded once, and no links, layers or typed graphs.
+    """
+    return (
+        settings.workload.model in HELD_MODELS
+        and settings.sampler in HELD_SAMPLERS
+        and settings.dialect == "first_seen"
+        and str(graph.task) != "link"
+    )
+
+
+def rate_of_cores(machine: MachineModel, *, ranks: int, threads: int, held: bool) -> CoresRate:
     """Return the rates of a rank's threads while so many ranks compute.
 
     They are the machine's own where a probe or a training has measured its cores, else those of
-    such cores.
+    such cores. Their spread is narrow where they were measured, are not uncertain, and price a step
+    of a kind that was `held` against such rates (`is_held`).
     """
-    effects, measured = load_effects(), "core_flops" in machine.tables
-    if measured:
-        start, flops, rate = (
-            machine.table(name).at(threads=threads)
-            for name in ("core_start", "core_flops", "core_bytes")
-        )
+    effects, is_narrow = load_effects(), False
+    if "core_flops" in machine.tables:
+        names = ("core_start", "core_flops", "core_bytes")
+        tables = [machine.table(name) for name in names]
+        start, flops, rate = (each.at(threads=threads) for each in tables)
+        is_narrow = held and not any(each.uncertain for each in tables)
     else:
         more = threads ** effects["core_threads_exponent"].value
         start = effects["core_start_seconds"].value
@@ -240,12 +252,11 @@ def rate_of_cores(
         rate = effects["core_bytes_per_second"].value * more
     crowd = machine.tables.get("compute_slowdown")
     slowdown = 1.0 if crowd is None else max(1.0, crowd.at(ranks=ranks))
-    held = measured and workload.model in HELD_MODELS
     return CoresRate(
         flops=flops / slowdown,
         bytes=rate / slowdown,
         start_seconds=start,
-        spread=effects["core_rates_spread" if held else "core_spread"].value,
+        spread=effects["core_rates_spread" if is_narrow else "core_spread"].value,
     )
 
 
@@ -259,10 +270,14 @@ def cores_timing(
     in_dim: int,
     num_outputs: int,
     scales: Sequence[float],
+    held: bool,
 ) -> ModelTiming:
-    """Return the model's time on cores while so many ranks compute, for each number of threads."""
-    rates = [rate_of_cores(workload, machine, ranks=ranks, threads=each) for each in threads]
-    alone = rate_of_cores(workload, machine, ranks=1, threads=1)
+    """Return the model's time on cores while so many ranks compute, for each number of threads.
+
+    `held` is as for `rate_of_cores`.
+    """
+    rates = [rate_of_cores(machine, ranks=ranks, threads=each, held=held) for each in threads]
+    alone = rate_of_cores(machine, ranks=1, threads=1, held=held)
     widths = layer_widths(workload, in_dim, num_outputs)
     worked = {
         scale: list(_operations(workload, batch, widths, in_dim, scale, "cpu")) for scale in scales
@@ -436,6 +451,7 @@ def rates_of_cores(
             in_dim=graph.feature_dim,
             num_outputs=_outputs(graph, settings),
             scales=SCALES,
+            held=is_held(graph, settings),
         )
         for key, mine in by_key.items()
     }

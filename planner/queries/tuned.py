@@ -385,7 +385,8 @@ def train_dataset(
             report = train_and_keep(
                 out, trials, progress=progress, say=say, epochs=epochs, early=early, **options
             )
-    if machine is None and load_plan(out).prediction.estimated:
+    # A busy machine teaches nothing, as in `calibrate.refit`.
+    if machine is None and not report.noise.overloaded and load_plan(out).prediction.estimated:
         learn_rates_once()
     return report
 
@@ -418,7 +419,7 @@ def _answer_and_try(
 
 
 def learn_rates_once() -> None:
-    """Measure how fast this machine's cores compute, for later first answers, where nobody has."""
+    """Measure how fast this machine's cores compute, for later first answers, until it is known."""
     from gnnplan.planner.array_cache import cache_folder
     from gnnplan.planner.probe.computing import known_rates, learn_rates
 

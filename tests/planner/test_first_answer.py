@@ -18,7 +18,7 @@ from gnnplan.planner.assemble import assemble
 from gnnplan.planner.cli.main import main
 from gnnplan.planner.errors import SettingsError
 from gnnplan.planner.pipeline import first_answer
-from gnnplan.planner.probe import computing, presets
+from gnnplan.planner.probe import presets
 from gnnplan.planner.probe.gpu.nvml import inventory
 from gnnplan.planner.profile.cache import load_record
 from gnnplan.planner.profile.draw import drawer, sampler_of
@@ -281,34 +281,6 @@ def test_links_begin_with_their_ends_and_negatives(tmp_path: Path):
     for hop in range(3):
         sizes = [sum(each.num_sampled_nodes[: hop + 1]) for each in drawn]
         assert made.vertices[hop].mean == pytest.approx(np.mean(sizes), rel=0.15)
-
-
-def test_measured_rates_narrow_the_interval_and_set_the_price(
-    rmat: Graph, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
-):
-    plain = presets.machine_at_once()
-    cache.mkdir(exist_ok=True)
-    seconds = {"core_start": 7e-5, "core_flops": 8.9e10, "core_bytes": 3.7e10}
-
-    def answer(slower: float, name: str) -> Any:
-        rates = {
-            key: value * slower if key == "core_start" else value / slower
-            for key, value in seconds.items()
-        }
-        monkeypatch.setattr(computing, "solve_rates", lambda _: rates)
-        computing.learn_rates(cache)
-        here = presets.machine_at_once()
-        assert here.table("core_flops").at(threads=1) == pytest.approx(rates["core_flops"])
-        asked = replace(SETTINGS, devices=1)
-        return first_answer(rmat.path, asked, machine=here, out=tmp_path / name).prediction
-
-    asked = replace(SETTINGS, devices=1)
-    unknown = first_answer(rmat.path, asked, machine=plain, out=tmp_path / "unknown").prediction
-    a, b = answer(1.0, "a"), answer(3.0, "b")
-    assert b.stages["forward_backward"] == pytest.approx(3 * a.stages["forward_backward"], rel=0.05)
-    for known in (a, b):
-        width = known.step_seconds.high / known.step_seconds.value
-        assert width < unknown.step_seconds.high / unknown.step_seconds.value
 
 
 @pytest.mark.parametrize(

@@ -2,20 +2,17 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, strategies as st
 
 from gnnplan.planner.probe import computing
-from gnnplan.planner.profile.operations import RooflineRate, layer_operations
-
-
-def seconds_of(start: float, flops: float, moved: float) -> list[float]:
-    """Seconds of the three steps on cores of these rates."""
-    rate = RooflineRate(flops=flops, bytes=moved)
-    operations = [list(layer_operations("sage", shape)) for shape in computing.SHAPES]
-    return [len(each) * start + sum(map(rate.seconds, each)) for each in operations]
+from gnnplan.planner.probe.context import QUICK, ProbeContext
+from gnnplan.planner.probe.team import Team
+from gnnplan.runtime.device import machine_fingerprint
+from tests.support.core_steps import Cores, seconds_of
 
 
 @given(start=st.floats(5e-6, 1e-4), flops=st.floats(3e10, 1e12), moved=st.floats(5e9, 1e11))
@@ -23,6 +20,7 @@ def test_three_steps_give_the_rates_that_they_were_made_of(
     start: float, flops: float, moved: float
 ) -> None:
     found = computing.solve_rates(seconds_of(start, flops, moved))
+    assert found is not None
     # A tiny step works a little beside its starts; what is left explains the other two.
     assert start <= found["core_start"] <= start + 4e-5
     said = seconds_of(*(found[name] for name in computing.NAMES))
@@ -32,8 +30,50 @@ def test_three_steps_give_the_rates_that_they_were_made_of(
 
 def test_faster_products_are_seen_as_such() -> None:
     slow, fast = (computing.solve_rates(seconds_of(1e-5, f, 3e10)) for f in (1e11, 2e11))
+    assert slow is not None
+    assert fast is not None
     assert fast["core_flops"] == pytest.approx(2 * slow["core_flops"], rel=0.1)
     assert fast["core_bytes"] == pytest.approx(slow["core_bytes"], rel=0.1)
+
+
+def all_starts(number: int) -> list[float]:
+    """Seconds of the three steps, of which that one takes no longer than its starts."""
+    found, start = seconds_of(1e-3, 1e11, 3e10), seconds_of(1e-3, 1e30, 1e30)
+    return [start[each] if each == number else found[each] for each in range(3)]
+
+
+UNEXPLAINED = {
+    "products are starts": all_starts(computing.PRODUCTS),
+    "sums are starts": all_starts(computing.SUMS),
+    # Whatever the bytes take, the products of this step take longer at the rate of the other.
+    "sums are faster than their products": [1e-6, 10.0, 1e-3],
+}
+
+
+@pytest.mark.parametrize("seconds", UNEXPLAINED.values(), ids=UNEXPLAINED)
+def test_steps_that_tell_no_rate_give_none(seconds: list[float]) -> None:
+    assert computing.solve_rates(seconds) is None
+
+
+def test_a_probe_has_no_rates_of_such_steps_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    context = ProbeContext(team=Team(1), sizes=QUICK, cores=1, scratch=tmp_path)
+    took = list[float]()
+
+    def run(*_: Any, number: int, **__: Any) -> list[list[float]]:
+        return [[took[number]] * 3]
+
+    monkeypatch.setattr(context.team, "run", run)
+    took[:] = seconds_of(1e-5, 1e11, 3e10)
+    assert computing.measure(context).keys() == computing.NAMES.keys()
+    assert context.notes == []
+    took[:] = all_starts(computing.SUMS)
+    assert computing.measure(context) == {}
+    assert context.notes == [
+        "core rates: none, since no three explain the steps of a layer at threads 1; run gnnplan "
+        "probe again when nothing else runs here"
+    ]
 
 
 @pytest.mark.parametrize("shape", computing.SHAPES)
@@ -53,12 +93,51 @@ def test_learnt_rates_are_kept_for_the_threads_that_were_timed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(computing, "usable_cores", lambda: 2)
+    Cores(monkeypatch, seconds_of(1e-5, 1e11, 3e10))
     assert computing.known_rates(tmp_path) == {}
     computing.learn_rates(tmp_path)
     tables = computing.known_rates(tmp_path)
     assert {name: table.unit for name, table in tables.items()} == computing.NAMES
     assert all(table.points == [[1.0, 2.0]] for table in tables.values())
     assert all(min(table.values) > 0 for table in tables.values())
+
+
+def test_nothing_is_learnt_on_a_machine_that_stays_disturbed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cores = Cores(monkeypatch, seconds_of(1e-5, 1e11, 3e10))
+    cores.look_around(tmp_path)
+    cores.look_seconds *= 2
+    computing.learn_rates(tmp_path)
+    assert computing.known_rates(tmp_path) == {}
+    cores.look_seconds /= 2
+    computing.learn_rates(tmp_path)
+    assert computing.known_rates(tmp_path).keys() == computing.NAMES.keys()
+
+
+@pytest.mark.parametrize("number", [computing.STARTS, computing.PRODUCTS, computing.SUMS])
+def test_nothing_is_learnt_from_repeats_that_differ(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    cores = Cores(monkeypatch, seconds_of(1e-5, 1e11, 3e10))
+    cores.noisy = number
+    computing.learn_rates(tmp_path)
+    assert computing.known_rates(tmp_path) == {}
+
+
+def test_nothing_is_learnt_from_steps_that_tell_no_rate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Cores(monkeypatch, all_starts(computing.SUMS))
+    computing.learn_rates(tmp_path)
+    assert computing.known_rates(tmp_path) == {}
+
+
+def test_rates_of_another_version_are_not_read(tmp_path: Path) -> None:
+    rates = json.dumps({"1": {"core_start": 1e-5, "core_flops": 1e11, "core_bytes": 3e10}})
+    for version in ("", f"{computing.VERSION + 1}-"):
+        (tmp_path / f"computing-{version}{machine_fingerprint()}.json").write_text(rates)
+    assert computing.known_rates(tmp_path) == {}
 
 
 @pytest.mark.parametrize(

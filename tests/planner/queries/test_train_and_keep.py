@@ -1,5 +1,6 @@
 """Training tunes: candidates that train the same are tried in a run, and the fastest is kept."""
 
+import contextlib
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from gnnplan.planner.probe import computing
 from gnnplan.planner.probe.presets import machine_at_once
 from gnnplan.planner.probe.timing import Patience
 from gnnplan.planner.profile.cache import load_record, save_record
+from gnnplan.planner.queries import tuned
 from gnnplan.planner.queries.calibrate import load_calibration
 from gnnplan.planner.queries.explain import ELSEWHERE, explain, render
 from gnnplan.planner.queries.rivals import load_runners_up
@@ -46,7 +48,9 @@ from tests.planner.queries.test_tune import (
     folder,
     here,
     planned,
+    run_of,
 )
+from tests.support.core_steps import Cores, seconds_of
 from tests.support.plans import change_strategy
 
 __all__ = ["folder", "planned"]
@@ -107,6 +111,7 @@ def test_a_training_teaches_the_next_answer_how_fast_cores_are_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GNNPLAN_CACHE", str(tmp_path))
+    Cores(monkeypatch, seconds_of(1e-5, 1e11, 3e10))
     assert "core_flops" not in machine_at_once().tables
     learn_rates_once()
     learnt = machine_at_once().table("core_flops")
@@ -125,6 +130,29 @@ def test_fanouts_of_evaluations_are_refused_before_a_dataset_is_planned(
             progress=lambda _: None, say=lambda _: None, eval_fanouts=[5],
         )  # fmt: skip
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("is_busy", [False, True])
+def test_a_training_on_a_busy_machine_teaches_nothing_of_its_cores(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, is_busy: bool
+) -> None:
+    plan, learnt = load_plan(folder), list[str]()
+    plan = replace(plan, prediction=replace(plan.prediction, estimated=True))
+    report = run_of(plan, 0.01)
+    report = replace(report, noise=replace(report.noise, overloaded=is_busy))
+    monkeypatch.setattr(
+        "gnnplan.runtime.launch.launch.await_command", lambda: contextlib.nullcontext()
+    )
+    monkeypatch.setattr(tuned, "_answer_and_try", lambda *_: None)
+    monkeypatch.setattr(tuned, "train_and_keep", lambda *_, **__: report)
+    monkeypatch.setattr(tuned, "load_plan", lambda _: plan)
+    monkeypatch.setattr(tuned, "learn_rates_once", lambda: learnt.append("cores"))
+    found = tuned.train_dataset(
+        folder, SETTINGS, machine=None, out=folder, epochs=1, progress=lambda _: None,
+        say=lambda _: None,
+    )  # fmt: skip
+    assert found == report
+    assert learnt == ([] if is_busy else ["cores"])
 
 
 def event(made: Trials, best: int, **more: Any) -> dict[str, Any]:
