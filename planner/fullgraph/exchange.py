@@ -180,13 +180,13 @@ def exchange_seconds(
     """
     ranks, settings = len(sizes), candidate.full_graph
     share = crossing_share(settings)
-    if ranks == 1 or share <= 0:
+    columns = exchanged_widths(widths, precomputed=settings.precompute_first_layer)
+    if ranks == 1 or share <= 0 or not columns:  # one layer, whose sums are kept, exchanges nothing
         words = "derived: nothing crosses"
         return Exchanges(seconds=0.0, exposed=0.0, spread=0.0, provenance=words)
     call, eta = call_times(machine, candidate), overlap_share(machine, candidate)
     in_turns = settings.exchange == "broadcast"
     rows = float(max(part.inner for part in sizes)) if in_turns else busiest_rows(sizes, share)
-    columns = exchanged_widths(widths, precomputed=settings.precompute_first_layer)
     if in_turns:
         columns = [width for width in columns for _ in range(ranks - 1)]
     total = exposed = 0.0

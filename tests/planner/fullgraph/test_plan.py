@@ -4,7 +4,7 @@ import itertools
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -96,6 +96,23 @@ def test_two_ranks_train_their_plan_and_send_the_bytes_it_says(
     assert {"sample", "forward_backward", "halo_exchange", "all_reduce", "optimizer"} <= set(rows)
     assert all(row.predicted > 0 and row.measured > 0 for row in rows.values())
     assert main(["compare", str(tmp_path / "p")]) == 0
+
+
+@pytest.mark.distributed
+@pytest.mark.usefixtures("by_hand")
+@pytest.mark.parametrize("first_layer", ["once", "each-epoch"])
+def test_a_model_of_one_layer_is_planned_and_trained_on_two_ranks(
+    small_graph: Graph, tmp_path: Path, first_layer: Literal["once", "each-epoch"]
+) -> None:
+    """Where its sums are kept, nothing crosses."""
+    work = replace(WORK, num_layers=1, fanouts=[-1])
+    settings = replace(SETTINGS, workload=work, devices=2, first_layer=first_layer)
+    made = make(small_graph, tmp_path / "p", settings, here())
+    report = train_on_ranks(tmp_path / "p", epochs=EPOCHS, eval_every=0)
+    crosses = first_layer == "each-epoch"
+    assert (made.prediction.stages.get("halo_exchange", 0) > 0) is crosses
+    assert all((rank.bytes_by_source.get("halo", 0) > 0) is crosses for rank in report.ranks)
+    assert report.losses[-1] < report.losses[0]
 
 
 @pytest.mark.usefixtures("by_hand")
