@@ -27,6 +27,7 @@ from gnnplan.api.service.context import Service
 from gnnplan.api.storage.tables import PlanRow
 from gnnplan.planner.client.resources import PlanSummary
 from gnnplan.planner.cost.link_use import link_rows
+from gnnplan.planner.errors import SettingsError
 from gnnplan.planner.queries.estimate import EstimateSettings, render
 from gnnplan.planner.queries.explain import explain
 from gnnplan.planner.report.charts import Timeline, draw_timeline, timeline

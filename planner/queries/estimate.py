@@ -330,9 +330,7 @@ def _rates_words(names: Sequence[str]) -> str:
     """Say where the rates of machines come from, and what the intervals are worth."""
     said = list[str]()
     if any(is_preset(name) for name in names):
-        said.append(
-            "rates of presets, which `gnnplan machine show NAME` lists with their sources"
-        )
+        said.append("rates of presets, which `gnnplan machine show NAME` lists with their sources")
     for name in (each for each in names if not is_preset(each)):
         measured = find_machine(name).provenance == "measured"
         words = "measured as far as a probe did, else of such hardware"
@@ -440,8 +438,8 @@ def _around(value: float, half_width: float) -> Interval:
 
 
 HOST_BOUND = (
-    "host: starting kernels sets the pace, taken as alike on the hosts of all presets; a faster GPU "
-    "or more GPUs change nothing there, a larger batch does"
+    "host: starting kernels sets the pace, taken as alike on the hosts of all presets; a faster "
+    "GPU or more GPUs change nothing there, a larger batch does"
 )
 """Sentence below a table in which the host sets the pace of some machine."""
 COLUMNS = ["machine", "GPUs", "step", "epoch (interval)", "bottleneck", "rows", "$/epoch"]

@@ -1,6 +1,5 @@
 """Rates of this machine's cores in first answers: they set the price, and narrow what they may."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 

@@ -124,7 +124,7 @@ def test_a_training_teaches_the_next_answer_how_fast_cores_are_once(
 def test_fanouts_of_evaluations_are_refused_before_a_dataset_is_planned(
     small_graph: Graph, tmp_path: Path
 ) -> None:
-    with pytest.raises(InputError, match="^--eval-fanouts: expected 2 fan-outs .* found 5; "):
+    with pytest.raises(InputError, match=r"^--eval-fanouts: expected 2 fan-outs .* found 5; "):
         train_dataset(
             small_graph.path, PlanSettings(), machine=None, out=tmp_path / "out", epochs=1,
             progress=lambda _: None, say=lambda _: None, eval_fanouts=[5],
