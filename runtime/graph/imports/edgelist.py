@@ -1,7 +1,7 @@
 """Import of edge lists: a CSV, TSV, text or Parquet table of edges, with optional tables of nodes.
 
 A file is the table of edges; a folder holds `edges.*` (or `NAME_edges.*`) and optionally tables of
-nodes, features and labels (`node_table.py`). Columns are found by name (`inventory.py`), else by
+nodes, features and labels (`table_folder.py`). Columns are found by name (`inventory.py`), else by
 position: the first two are source and destination, and in a table without a header a third one of
 fractions is the weight.
 
@@ -37,8 +37,10 @@ from gnnplan.runtime.graph.imports.inventory import (
     column_named,
     plain_name,
 )
-from gnnplan.runtime.graph.imports.node_table import IdIndex, NodeTable, find_tables, read_tables
+from gnnplan.runtime.graph.imports.node_ids import IdIndex
+from gnnplan.runtime.graph.imports.node_table import NodeTable
 from gnnplan.runtime.graph.imports.source import ImportOptions, RawGraph, memory_bytes
+from gnnplan.runtime.graph.imports.table_folder import find_tables, read_tables
 from gnnplan.runtime.graph.imports.tables import (
     BLOCK_BYTES,
     Chunk,

@@ -21,7 +21,6 @@ from gnnplan.runtime.graph.dataset import Graph, commit_dataset
 from gnnplan.runtime.graph.imports.features import write_features
 from gnnplan.runtime.graph.imports.inventory import Role
 from gnnplan.runtime.graph.imports.labels import normalise_labels, normalise_split
-from gnnplan.runtime.graph.imports.node_table import SUFFIXES, find_tables
 from gnnplan.runtime.graph.imports.source import (
     SPLIT_KEYS,
     ImportOptions,
@@ -29,6 +28,7 @@ from gnnplan.runtime.graph.imports.source import (
     check_lengths,
     check_num_nodes,
 )
+from gnnplan.runtime.graph.imports.table_folder import SUFFIXES, find_tables
 from gnnplan.runtime.graph.staging import Staging
 from gnnplan.runtime.npy import map_npy
 
