@@ -194,6 +194,7 @@ class _EdgeReader:
     ) -> None:
         self.path = path
         self.scratch = scratch
+        self.nodes = nodes
         self.index = IdIndex(nodes.ids) if nodes is not None and nodes.ids is not None else None
         self.inventory = inventory
         self.notes = notes
@@ -239,6 +240,13 @@ class _EdgeReader:
         if self.index is not None:
             return self.index.rows(self.path, src), self.index.rows(self.path, dst)
         if "U" in (src.dtype.kind, dst.dtype.kind):
+            if self.nodes is not None:
+                word = next(ids[0] for ids in (src, dst) if ids.dtype.kind == "U")
+                table = self.nodes.path.name
+                raise DatasetError(
+                    f"{self.path}: expected row numbers of {table} as ends, for it has no column "
+                    f"of ids, found {str(word)!r:.60}; name its column of ids id"
+                )
             self._text = True
             return number_first_seen(src, dst, self._seen)
         if self._text:
