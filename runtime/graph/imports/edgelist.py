@@ -195,7 +195,9 @@ class _EdgeReader:
         self.path = path
         self.scratch = scratch
         self.nodes = nodes
-        self.index = IdIndex(nodes.ids) if nodes is not None and nodes.ids is not None else None
+        self.index: IdIndex | None = None
+        if nodes is not None and nodes.ids is not None:
+            self.index = IdIndex(nodes.ids, f"{nodes.id_column} of {nodes.path.name}")
         self.inventory = inventory
         self.notes = notes
         self.place = path.name if nodes is not None else ""

@@ -116,6 +116,7 @@ def _shorten(name: str) -> str:
 
 NODE_ID = (
     "newid", "id", "nodeid", "node", "ids", "nodeids", "nodes", "vertex", "vertexid", "numericid",
+    "nid",
 )  # fmt: skip
 ROW_NAMES = ("", "index", "unnamed0", "indexlevel0")
 """Names that saved data frames give to the column of their rows' names."""
@@ -173,7 +174,11 @@ _JOINED = {
     "labels": re.compile(
         "^(label|target)|(label|target|class|category)s?$|^class(id|idx|no|name)$"
     ),
-    "ids": re.compile("^(node|user|item|row)(id|idx|index)$"),
+    "ids": re.compile(
+        "^(node|user|item|row|paper|author|entity|person|member|customer|account|product|movie|"
+        "page|post|doc|document|article|protein|gene|company|object|record|feature)"
+        "(id|ids|idx|index)$"
+    ),
 }
 """Names of two words written as one."""
 

@@ -24,7 +24,6 @@ from gnnplan.runtime.graph.imports.inventory import (
     LOOKS,
     MASKS,
     NODE_ID,
-    ROW_NAMES,
     SPLIT,
     TARGET,
     Inventory,
@@ -34,6 +33,12 @@ from gnnplan.runtime.graph.imports.inventory import (
     plain_name,
 )
 from gnnplan.runtime.graph.imports.labels import are_flags, split_ids
+from gnnplan.runtime.graph.imports.node_ids import (
+    choose_ids,
+    possible_ids,
+    refuse_other_ids,
+    unique_ids,
+)
 from gnnplan.runtime.graph.imports.source import RawFeatures, sparse_features
 from gnnplan.runtime.graph.imports.tables import Chunk, as_numbers, as_text, table_chunks
 from gnnplan.runtime.graph.staging import ArrayWriter
@@ -54,6 +59,8 @@ class NodeTable:
     path: Path
     num_nodes: int
     ids: NDArray[Any] | None
+    id_column: str = ""
+    """Name of the column of ids; empty where the table has none."""
     features: RawFeatures | None
     y: NDArray[Any] | None = None
     split: dict[str, NDArray[Any]] | None = None
@@ -69,12 +76,19 @@ class _Columns:
     split: str | None
     masks: dict[str, str]
     features: list[str]
+    likely: list[str] = field(default_factory=list[str])
+    """Columns that may have the ids, where none has a usual name for them."""
+
+    @property
+    def known(self) -> list[str]:
+        """Names of columns that are no features by their names."""
+        names = (self.id, self.label, self.split, *self.masks.values())
+        return [name for name in names if name is not None]
 
     @property
     def kept(self) -> list[str]:
         """Names of columns that are held in memory."""
-        names = (self.id, self.label, self.split, *self.masks.values())
-        return [name for name in names if name is not None]
+        return [*self.known, *self.likely]
 
 
 def read_nodes(
@@ -110,6 +124,10 @@ def read_nodes(
     if columns is None or rows == 0:
         raise DatasetError(f"{path}: expected a table with a row per node, found no rows")
     whole = {name: np.concatenate(parts) for name, parts in kept.items()}
+    if columns.id is None:
+        columns.id = choose_ids(path, {name: whole[name] for name in columns.likely})
+    if columns.id is not None:
+        inventory.use(Role.IDS, columns.id, place=path.name)
     features = None
     if writer is not None:
         dense = map_npy(target)
@@ -117,7 +135,8 @@ def read_nodes(
     return NodeTable(
         path=path,
         num_nodes=rows,
-        ids=None if columns.id is None else _unique_ids(path, whole[columns.id]),
+        ids=None if columns.id is None else unique_ids(path, whole[columns.id]),
+        id_column=columns.id or "",
         features=features,
         y=None if columns.label is None else _number_labels(whole[columns.label], notes),
         split=_read_split(path, columns, whole, rows, inventory),
@@ -132,7 +151,7 @@ def _assign(path: Path, chunk: Chunk, inventory: Inventory, labels_only: bool) -
     plain = {n: v for n, v in chunk.items() if v.dtype.kind in "fiubO"}
     single = {n: v for n, v in plain.items() if v.ndim == 1}
     out = _Columns(
-        id=column_named(single, (*NODE_ID, *ROW_NAMES)),
+        id=column_named(single, NODE_ID),
         label=column_named(plain, LABEL),
         split=column_named(single, SPLIT),
         masks={},
@@ -154,32 +173,29 @@ def _assign(path: Path, chunk: Chunk, inventory: Inventory, labels_only: bool) -
         name = column_named(single, words)
         if name is not None and out.split is None:
             out.masks[key] = name
-    for role, name in ((Role.IDS, out.id), (Role.LABELS, out.label), (Role.SPLIT, out.split)):
+    if out.id is None:
+        refuse_other_ids(path, chunk)
+        out.likely = possible_ids({n: v for n, v in single.items() if n not in out.known})
+    for role, name in ((Role.LABELS, out.label), (Role.SPLIT, out.split)):
         if name is not None:
             inventory.use(role, name, place=place)
     inventory.use(Role.SPLIT, *out.masks.values(), place=place)
     for name, values in chunk.items():
-        if name in out.kept or name in inventory.left_at(place):
+        if name in out.known or name in inventory.left_at(place):
             continue
         look = looks_like(name)
-        if look is not None:
+        if values.dtype.kind not in "fiubO":
+            inventory.leave("neither numbers nor words: features are numbers", name, place=place)
+        elif look is not None:
             inventory.leave(LOOKS.format(look), name, place=place)
-        elif values.dtype.kind not in "fiub":
-            what = "words" if values.dtype.kind == "O" else "neither numbers nor words"
-            inventory.leave(f"{what}: features are numbers", name, place=place)
+        elif values.dtype.kind == "O":
+            inventory.leave("words: features are numbers", name, place=place)
         elif labels_only:
             inventory.leave("no label, in a table of labels", name, place=place)
         else:
             out.features.append(name)
             inventory.use(Role.FEATURES, name, place=place)
     return out
-
-
-def _unique_ids(path: Path, ids: NDArray[Any]) -> NDArray[Any]:
-    ids = ids if ids.dtype.kind == "U" else as_numbers(path, ids, np.int64)
-    if len(np.unique(ids)) != len(ids):
-        raise DatasetError(f"{path}: expected a different id in each row, found repeated ids")
-    return ids
 
 
 def _number_labels(labels: NDArray[Any], notes: list[str]) -> NDArray[Any]:
@@ -257,7 +273,12 @@ def read_entries(path: Path, inventory: Inventory) -> NodeTable | None:
     if table.nnz < len(value):
         notes.append(f"{path.name}: values of {len(value) - table.nnz} repeated entries added")
     return NodeTable(
-        path=path, num_nodes=len(ids), ids=ids, features=sparse_features(table), notes=notes
+        path=path,
+        num_nodes=len(ids),
+        ids=ids,
+        id_column=names[0],
+        features=sparse_features(table),
+        notes=notes,
     )
 
 
@@ -266,10 +287,13 @@ def _entry_rows(path: Path) -> dict[str, NDArray[Any]] | None:
     chunks = table_chunks(path)
     first = next(chunks, None)
     names = list(first or {})
-    found = [column_named(names, known) for known in (NODE_ID, FEATURE_ID, FEATURE_VALUE)]
-    if first is None or len(names) != 3 or None in found:
+    feature, value = column_named(names, FEATURE_ID), column_named(names, FEATURE_VALUE)
+    rest = [name for name in names if name not in (feature, value)]
+    if first is None or feature is None or value is None or len(rest) != 1:
         return None
-    node, feature, value = (str(name) for name in found)
+    node = rest[0]
+    if "ids" not in (looks_like(node), looks_like(feature)):
+        return None
     kept: dict[str, list[NDArray[Any]]] = {name: [] for name in (node, feature, value)}
     for chunk in itertools.chain([first], chunks):
         kept[node].append(as_text(chunk[node]))

@@ -9,7 +9,7 @@
     NAME.cmty.txt                              communities: a line of node ids each (`edgelist.py`)
 
 Each is .csv, .tsv, .txt, .edges (perhaps with .gz) or .parquet. A table without a column of ids has
-one row per node, in order.
+one row per node, in order, which is said.
 """
 
 from dataclasses import replace
@@ -38,6 +38,7 @@ WORDS = {
     "labels": ("labels", "label", "target", "targets"),
     "communities": ("cmty", "communities"),
 }
+NO_IDS = "no column of ids"
 
 
 def find_tables(folder: Path, inventory: Inventory | None = None) -> dict[str, Path]:
@@ -88,6 +89,8 @@ def read_tables(tables: dict[str, Path], scratch: Path, inventory: Inventory) ->
     if not read:
         return None
     base = read[0]
+    if base.ids is None:
+        base.notes.append(f"{base.path.name}: {NO_IDS}: row k is node k")
     for other in read[1:]:
         base = _join(base, other, scratch, inventory)
     return base
@@ -134,7 +137,10 @@ def _join(base: NodeTable, other: NodeTable, scratch: Path, inventory: Inventory
 
 
 def _order(base: NodeTable, other: NodeTable) -> NDArray[np.int64]:
-    """Return the other table's row of each node of the base, -1 where it has none."""
+    """Return the other table's row of each node of the base, -1 where it has none.
+
+    Where the other table has no ids, its notes say which row is which node's.
+    """
     if base.ids is None and other.ids is None and base.num_nodes != other.num_nodes:
         raise DatasetError(
             f"{other.path}: expected a row per node ({base.num_nodes} in {base.path.name}), found "
@@ -142,8 +148,12 @@ def _order(base: NodeTable, other: NodeTable) -> NDArray[np.int64]:
         )
     mine = np.arange(base.num_nodes) if base.ids is None else base.ids
     theirs = np.arange(other.num_nodes) if other.ids is None else other.ids
-    if other.ids is None and base.ids is not None and base.num_nodes == other.num_nodes:
-        return np.arange(base.num_nodes)  # without ids, rows are in order
+    if other.ids is None:
+        start = f"{other.path.name}: {NO_IDS}: row k is"
+        if base.ids is not None and base.num_nodes == other.num_nodes:
+            other.notes.append(f"{start} that of row k of {base.path.name}")
+            return np.arange(base.num_nodes)
+        other.notes.append(f"{start} node k")
     order = IdIndex(theirs).find(base.path, mine)
     known = int((order >= 0).sum())
     if known != len(theirs):

@@ -53,7 +53,8 @@ def column(name: str) -> Any:
         return words[name]
     if name in ("age", "f0"):
         return np.linspace(0.5, 3, N)
-    return np.arange(N) if plain_name(name) in ("id", "node", "nodeid", "unnamed0") else 1 * FLAGS
+    ids = ("id", "node", "nodeid", "unnamed0", "paperid")
+    return np.arange(N) if plain_name(name) in ids else 1 * FLAGS
 
 
 def edge_table(folder: Path, name: str) -> Path:
