@@ -21,6 +21,7 @@ from gnnplan.runtime.graph.findings import is_sparse
 from gnnplan.runtime.graph.format import TASKS, Task
 from gnnplan.runtime.graph.imports.inventory import Role
 from gnnplan.runtime.graph.imports.source import SPLIT_KEYS, ImportOptions, RawGraph, memory_bytes
+from gnnplan.runtime.graph.imports.tables import mark_inexact
 
 UNKNOWN = -1
 GENERATED_CLASSES = 10
@@ -71,7 +72,7 @@ def make_whole_numbers(y: NDArray[Any]) -> tuple[NDArray[np.int64], list[str]]:
         unusable = np.isinf(y)
         with np.errstate(invalid="ignore"):
             unusable |= (y != np.round(y)) & ~np.isnan(y)
-            unusable |= np.abs(y) > 2**53
+            unusable |= mark_inexact(y)
         y = np.where(np.isnan(y), UNKNOWN, y)
     else:
         unusable = y > np.iinfo(np.int64).max if y.dtype.kind == "u" else np.zeros(1, bool)

@@ -40,6 +40,8 @@ class IdIndex:
             if self.ids.dtype.kind != "U":
                 raise DatasetError(f"{path}: expected numbers as node ids, as in the node table")
             values = values.astype(np.str_)
+        elif values.dtype.kind != "U":
+            values = as_numbers(path, values, np.int64)  # else NumPy compares both as fractions
         place = np.searchsorted(self.ids, values, sorter=self._order)
         rows = self._order[np.minimum(place, len(self.ids) - 1)].astype(np.int64)
         rows[self.ids[rows] != values] = -1

@@ -278,8 +278,16 @@ def as_numbers(path: Path, values: NDArray[Any], dtype: Any) -> NDArray[Any]:
     if values.dtype.kind not in "fiub":
         raise DatasetError(f"{path}: expected numbers, found {values[:1]!s:.80}")
     if wanted.kind in "iu":
-        if values.dtype.kind == "f" and not (np.isfinite(values) & (values % 1 == 0)).all():
-            raise DatasetError(f"{path}: expected whole numbers, found others")
+        if values.dtype.kind == "f":
+            if not (np.isfinite(values) & (values % 1 == 0)).all():
+                raise DatasetError(f"{path}: expected whole numbers, found others")
+            inexact = mark_inexact(values)
+            if inexact.any():
+                raise DatasetError(
+                    f"{path}: expected numbers of which no digit is lost, found "
+                    f"{int(inexact.sum())} of {len(values)} too large for {values.dtype} (the "
+                    f"first: {values[inexact][0]:.0f}); save them as integers or words"
+                )
         limits = np.iinfo(wanted)
         check_range(path, values, limits.min, limits.max + 1, "integers")
     with np.errstate(over="ignore"):
@@ -291,6 +299,15 @@ def as_numbers(path: Path, values: NDArray[Any], dtype: Any) -> NDArray[Any]:
             f"{np.finfo(wanted).max:.2g}; scale them in the source"
         )
     return out
+
+
+def mark_inexact(values: NDArray[Any]) -> NDArray[np.bool_]:
+    """Mark the fractions that are so large that one stands for several whole numbers.
+
+    >>> mark_inexact(np.array([2.0**53 - 1, 2.0**53, np.nan])).tolist()
+    [False, True, False]
+    """
+    return np.abs(values) >= 2.0 ** (np.finfo(values.dtype).nmant + 1)
 
 
 def as_text(values: NDArray[Any]) -> NDArray[Any]:

@@ -118,6 +118,8 @@ def test_negative_numbers_are_counted_and_no_label_at_all_is_said(tmp_path: Path
         (np.array([0, np.inf]), "1 of 2 that are fractions, infinite or huge"),
         (np.array([0.5, 1.5]), "2 of 2"),
         (np.array([0, 1e17]), "1 of 2"),
+        (np.array([2.0**53 - 1, 2.0**53]), "1 of 2"),
+        (np.array([2.0**24 - 1, 2.0**24], np.float32), "1 of 2"),
         (np.array([0, 2**63], np.uint64), "1 of 2"),
         (np.array([0, 1], complex), "expected numbers"),
     ],
