@@ -148,13 +148,23 @@ EDGE_ROW = ("id", "edgeid", "eid", *ROW_NAMES)
 FEATURE_ID = ("featureid", "feature", "featid", "featureindex", "col", "column")
 FEATURE_VALUE = ("value", "val", "featurevalue")
 
+MISSING = ("", "none", "nan", "null", "n/a", "na", "#n/a", "<na>", "?")
+"""Words in lower case that tables have where a value is missing."""
+
 HEADER_WORDS = (
     "src", "dst", "source", "target", "from", "to", "u", "v", "srcid", "dstid", "sourceid",
     "targetid", "destination", "weight", "edgeweight", "type", "edgetype", "id", "node", "nodeid",
     "label", "labels", "y", "class", "classes", "targets", "split", "trainmask", "valmask",
-    "testmask", "featureid",
+    "testmask", "featureid", "name",
 )  # fmt: skip
 """Names that make a first line of text a header even over rows of text."""
+HEADER_PAIRS = (
+    ("user", "item"), ("user", "product"), ("customer", "product"), ("buyer", "seller"),
+    ("citing", "cited"), ("follower", "followee"), ("follower", "following"), ("parent", "child"),
+    ("subject", "object"), ("start", "end"), ("origin", "dest"), ("origin", "destination"),
+    ("caller", "callee"), ("author", "paper"),
+)  # fmt: skip
+"""Pairs of names, in any order, that make a first line a header though each may be an id."""
 
 _LOOKS = {
     "a mask": ("mask", "masks"),
@@ -194,6 +204,18 @@ def column_named(names: Iterable[str], known: Sequence[str]) -> str | None:
     for name in names:
         plain.setdefault(plain_name(name), name)
     return next((plain[word] for word in known if word in plain), None)
+
+
+def names_column(cell: str) -> bool:
+    """Return whether a cell of a first line is a usual name of a column.
+
+    >>> names_column("label"), names_column("user_id"), names_column("user_7"), names_column("ann")
+    (True, True, False, False)
+    """
+    plain = plain_name(cell)
+    if not plain or any(c.isdigit() for c in plain):
+        return False
+    return plain in HEADER_WORDS or looks_like(cell) == "ids"
 
 
 def looks_like(name: str) -> str | None:
