@@ -209,9 +209,10 @@ class _EdgeReader:
         writers: dict[str, ArrayWriter] = {}
         names: dict[str, str] | None = None
         with ExitStack() as stack:
-            for chunk in table_chunks(self.path, floats=(*WEIGHT, "c2"), notes=self.notes):
+            for chunk in table_chunks(self.path, floats=(*WEIGHT, "c2", "c3"), notes=self.notes):
                 if names is None:
                     names = self._assign(chunk)
+                self._refuse_shapes(chunk, names)
                 columns: Chunk = {key: chunk[name] for key, name in names.items()}
                 columns["src"], columns["dst"] = self._number(columns["src"], columns["dst"])
                 for key, values in columns.items():
@@ -256,8 +257,11 @@ class _EdgeReader:
         return src, dst
 
     def _assign(self, chunk: Chunk) -> dict[str, str]:
-        names, place = list(chunk), self.place
-        self.inventory.meet(names, place)
+        place = self.place
+        self.inventory.meet(chunk, place)
+        signs = [name for name, values in chunk.items() if len(chunk) > 2 and _is_sign(values)]
+        self.inventory.leave("the same sign in each row", *signs, place=place)
+        names = [name for name in chunk if name not in signs]
         if len(names) < 2:
             raise DatasetError(f"{self.path}: expected two columns of node ids, found {len(names)}")
         out = self._ends(names)
@@ -266,18 +270,29 @@ class _EdgeReader:
             name = column_named(others, known)
             if name is None:
                 continue
-            if key == "type" and chunk[name].dtype.kind not in "iub":
+            if key == "type" and (chunk[name].dtype.kind not in "iub" or chunk[name].ndim > 1):
                 self.inventory.leave("edge types are whole numbers", name, place=place)
                 continue
             out[key] = name
-        nameless = [name for name in names if name == f"c{names.index(name)}"]
-        if len(nameless) == len(names) > 2 and chunk["c2"].dtype.kind in "fiub":
-            out["third"] = "c2"
+        nameless = all(name == f"c{i}" for i, name in enumerate(chunk))
+        if nameless and len(names) > 2 and chunk[names[2]].dtype.kind in "fiub":
+            out["third"] = names[2]
         for key, name in out.items():
             if key in ROLES:
                 self.inventory.use(ROLES[key], name, place=place)
         self.inventory.leave(EDGE_DATA, *[n for n in others if n not in out.values()], place=place)
         return out
+
+    def _refuse_shapes(self, chunk: Chunk, names: dict[str, str]) -> None:
+        """Refuse lists and other types where an edge has one value."""
+        for name in names.values():
+            values = chunk[name]
+            if values.ndim > 1 or values.dtype.kind == "V":
+                found = f"lists of {values.shape[1]}" if values.ndim > 1 else "another type"
+                raise DatasetError(
+                    f"{self.path}: expected one number or word per edge in column {name!r:.60}, "
+                    f"found {found}; rename or convert it"
+                )
 
     def _ends(self, names: list[str]) -> dict[str, str]:
         src, dst = column_named(names, SRC), column_named(names, DST)
@@ -296,6 +311,13 @@ class _EdgeReader:
                 f"among {', '.join(names)!s:.200}; name them src and dst"
             )
         return {"src": src or other, "dst": dst or other}
+
+
+def _is_sign(values: NDArray[Any]) -> bool:
+    """Return whether all words of a column are one without letters and digits, such as an arrow."""
+    if values.dtype.kind != "O" or not len(values) or plain_name(str(values[0])):
+        return False
+    return bool(str(values[0]).strip()) and bool((values == values[0]).all())
 
 
 def _refute_weight(values: NDArray[Any]) -> str | None:

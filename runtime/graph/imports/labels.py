@@ -147,6 +147,12 @@ def normalise_split(
                 f"split: expected training nodes beside {', '.join(raw.split)}, found none; add "
                 "train_mask (or train_idx) or leave all of them out"
             )
+        if task != "link":
+            raw.notes += [
+                f"{key} split: a row of two numbers is read as two nodes; --task link reads a link"
+                for key, ids in raw.split.items()
+                if ids.shape == (1, 2)
+            ]
         return {key: _check_ids(key, raw.split.get(key), task) for key in SPLIT_KEYS}
     if task == "link":
         return hold_out_links(raw, options.seed)
@@ -239,9 +245,15 @@ def _task(raw: RawGraph, options: ImportOptions) -> Task:
     named = options.task if options.task != "auto" else raw.task
     if named in TASKS:
         return cast(Task, named)
-    pairs = raw.split is not None and raw.split.get("train", np.empty(0)).ndim == 2
+    pairs = raw.split is not None and _are_pairs(raw.split)
     table = raw.y is not None and raw.y.ndim == 2 and raw.y.shape[1] > 1
     return "link" if pairs else ("multilabel" if table else "multiclass")
+
+
+def _are_pairs(split: dict[str, NDArray[Any]]) -> bool:
+    """Return whether a split is one of links; a lone row of two numbers beside nodes may be two."""
+    wide = [ids.shape for ids in split.values() if ids.ndim == 2]
+    return split.get("train", np.empty(0)).ndim == 2 and any(shape != (1, 2) for shape in wide)
 
 
 def _check_ids(key: str, value: NDArray[Any] | None, task: Task) -> NDArray[np.int64]:
@@ -252,6 +264,11 @@ def _check_ids(key: str, value: NDArray[Any] | None, task: Task) -> NDArray[np.i
         raise DatasetError(f"{key} split: expected integer node ids, found {value.dtype}")
     if task == "link" and (value.ndim != 2 or value.shape[1] != 2):
         raise DatasetError(f"{key} split: expected [k, 2] pairs, found shape {list(value.shape)}")
+    if task != "link" and value.ndim == 2 and value.shape != (1, 2):
+        raise DatasetError(
+            f"{key} split: expected node ids for task {task}, found shape {list(value.shape)}; "
+            "pairs are of --task link"
+        )
     return value.astype(np.int64).reshape(shape)
 
 
@@ -324,7 +341,7 @@ def _read_list_or_flags(name: str, array: NDArray[Any], num_nodes: int) -> NDArr
             f"{name}: expected integer node ids or one flag of 0 or 1 per node ({num_nodes}), "
             f"found {array.dtype} of shape {list(array.shape)}"
         )
-    if array.ndim == 2 and 1 in array.shape:
+    if array.ndim == 2 and 1 in array.shape and array.shape != (1, 2):
         array = array.reshape(-1)
     return array.astype(np.int64)
 

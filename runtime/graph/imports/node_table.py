@@ -123,6 +123,9 @@ def read_nodes(
             rows += len(next(iter(chunk.values())))
     if columns is None or rows == 0:
         raise DatasetError(f"{path}: expected a table with a row per node, found no rows")
+    for name, parts in kept.items():
+        if len({part.shape[1:] for part in parts}) > 1:
+            raise DatasetError(f"{path}: expected lists of one length in column {name!r:.60}")
     whole = {name: np.concatenate(parts) for name, parts in kept.items()}
     if columns.id is None:
         columns.id = choose_ids(path, {name: whole[name] for name in columns.likely})
@@ -310,7 +313,8 @@ def _json_entries(
     Returns all ids, and node, feature and value of each entry.
     """
     with refuse_unreadable(path, "JSON with a list of feature numbers for each node id"):
-        lists = {str(key): list(value) for key, value in json.loads(path.read_bytes()).items()}
+        found = json.loads(path.read_bytes(), object_pairs_hook=_distinct_keys)
+        lists = {str(key): list(value) for key, value in found.items()}
         ids = np.array(list(lists))
         ids = ids.astype(np.int64) if all(key.isdecimal() for key in lists) else ids
         flat = np.array(list(itertools.chain.from_iterable(lists.values())))
@@ -318,3 +322,10 @@ def _json_entries(
         raise DatasetError(f"{path}: expected feature numbers, found none")
     node = np.repeat(ids, [len(value) for value in lists.values()])
     return ids, node, as_numbers(path, flat, np.int64), np.ones(len(flat), np.float32)
+
+
+def _distinct_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    out = dict(pairs)
+    if len(out) < len(pairs):
+        raise ValueError(f"{len(pairs) - len(out)} repeated ids")
+    return out

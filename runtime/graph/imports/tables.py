@@ -80,8 +80,7 @@ def sniff(path: Path, header: bool | None = None) -> TextLayout | None:
     first = rows[0]
     named, sure = _looks_named(first, rows[1:]) if header is None else (header, True)
     names = first if named else [f"c{i}" for i in range(len(first))]
-    if len(set(names)) != len(names):
-        raise DatasetError(f"{path}: expected different column names, found {names!s:.120}")
+    _refuse_repeated(path, names)
     data = rows[1:] if named else rows
     return TextLayout(
         delimiter=delimiter,
@@ -93,6 +92,15 @@ def sniff(path: Path, header: bool | None = None) -> TextLayout | None:
         ],
         doubt="" if sure else f"({', '.join(first)!s:.80}) is taken for {_TAKEN[named]}",
     )
+
+
+def _refuse_repeated(path: Path, names: list[str]) -> None:
+    repeated = [name for i, name in enumerate(names) if name in names[:i]]
+    if repeated:
+        raise DatasetError(
+            f"{path}: expected different column names, found several {repeated[0]!r:.60} among "
+            f"{names!s:.120}; rename them"
+        )
 
 
 class PlainLines(io.RawIOBase):
@@ -413,6 +421,7 @@ def _parquet_chunks(path: Path) -> Iterator[Chunk]:
 
     with refuse_unreadable(path, "a Parquet table"):
         file = pq.ParquetFile(path)
+        _refuse_repeated(path, file.schema_arrow.names)
     with file:
         batches = file.iter_batches(ROWS_PER_CHUNK, use_threads=False)
         while True:
@@ -449,7 +458,10 @@ def _read_column(name: str, column: Any) -> NDArray[Any]:
 
 
 def _read_lists(name: str, column: Any) -> NDArray[Any]:
-    """Return a column of lists of numbers as a table [rows, width]; empty rows are NaN."""
+    """Return a column of lists of numbers as a table [rows, width]; empty rows are NaN.
+
+    Lists of one number are a column of numbers.
+    """
     import pyarrow.compute as pc
 
     counted = pc.call_function("list_value_length", [column])
@@ -466,7 +478,8 @@ def _read_lists(name: str, column: Any) -> NDArray[Any]:
         )
     width = int(widths[0])
     if (lengths >= 0).all():
-        return values.reshape(len(column), width)
-    out = np.full((len(column), width), np.nan)
-    out[lengths >= 0] = values.reshape(-1, width)
-    return out
+        out = values.reshape(len(column), width)
+    else:
+        out = np.full((len(column), width), np.nan)
+        out[lengths >= 0] = values.reshape(-1, width)
+    return out[:, 0] if width == 1 else out
