@@ -7,12 +7,13 @@ What a part holds is told by its name, in any usual spelling: names are compared
 letters and digits alone, so `Node ID`, `node_id` and `nodeId` are one.
 """
 
+import itertools
 import re
 from collections.abc import Iterable, Sequence
 from enum import StrEnum
 
 SHOWN_NAMES = 8
-"""Most names of used columns that a line lists."""
+"""Most names of used columns that a line lists of those that differ in a number at their end."""
 
 
 class Role(StrEnum):
@@ -81,7 +82,10 @@ class Inventory:
         return [name for name, at in self._reasons if at == place]
 
     def origin(self, role: Role) -> str:
-        """Name the parts with a role and their tables, shortened where there are many."""
+        """Name the parts with a role and their tables; of many that are numbered, some.
+
+        No other name is left out: it may say that the part was meant to be something else.
+        """
         places: dict[str, list[str]] = {}
         for (name, place), have in self._roles.items():
             if have is role:
@@ -102,10 +106,19 @@ class Inventory:
 
 
 def _join_names(names: list[str], place: str, most: int) -> str:
-    shown = [_shorten(name) for name in names]
-    if len(shown) > most:
-        shown = [*shown[: most - 2], "...", shown[-1]]
+    shown: list[str] = []
+    for stem, group in itertools.groupby(names, _stem):
+        run = [_shorten(name) for name in group]
+        if stem is not None and len(run) > most:
+            run = [*run[: most - 2], "...", run[-1]]
+        shown += run
     return ", ".join(shown) + (f" of {place}" if place else "")
+
+
+def _stem(name: str) -> str | None:
+    """Return a name without the number at its end; None where it has none."""
+    found = re.fullmatch(r"(.*?)\d+", name, re.DOTALL)
+    return None if found is None else found[1]
 
 
 def _shorten(name: str) -> str:
@@ -126,11 +139,13 @@ LABEL = (
 )  # fmt: skip
 TARGET = ("pagetype", "mature")
 """Labels in published tables of labels, where no column has a usual name."""
+LABEL_LIKE = ("response", "gt", "cls")
+"""Names that alone look like labels; as parts of names they are of other things."""
 SPLIT = ("split", "set", "subset", "partition", "fold")
 MASKS = {
     "train": ("trainmask", "istrain", "train", "trainingmask"),
-    "val": ("valmask", "validmask", "validationmask", "isval", "isvalid", "isvalidation", "val",
-            "valid", "validation"),
+    "val": ("valmask", "validmask", "validationmask", "devmask", "isval", "isvalid",
+            "isvalidation", "isdev", "val", "valid", "validation", "dev"),
     "test": ("testmask", "istest", "test", "testingmask"),
 }  # fmt: skip
 SRC = (
@@ -170,11 +185,11 @@ _LOOKS = {
     "a mask": ("mask", "masks"),
     "a split": (
         "split", "splits", "fold", "folds", "train", "training", "val", "valid", "validation",
-        "test", "testing",
+        "test", "testing", "holdout",
     ),
     "labels": (
         "label", "labels", "class", "classes", "target", "targets", "category", "categories",
-        "truth",
+        "truth", "outcome", "outcomes", "lbl",
     ),
     "ids": ("id", "ids", "uid", "uuid", "guid", "idx", "index"),
 }  # fmt: skip
@@ -182,7 +197,7 @@ _JOINED = {
     "a mask": re.compile("mask$"),
     "a split": re.compile("^(train|val|valid|test)(set|data|flag)$"),
     "labels": re.compile(
-        "^(label|target)|(label|target|class|category)s?$|^class(id|idx|no|name)$"
+        r"^(label|target)|(label|target|class|category)s?$|^class(id|idx|no|name)$|^y\d+$"
     ),
     "ids": re.compile(
         "^(node|user|item|row|paper|author|entity|person|member|customer|account|product|movie|"
@@ -227,7 +242,7 @@ def looks_like(name: str) -> str | None:
     plain = plain_name(name)
     exact = {
         "a mask": [word for words in MASKS.values() for word in words],
-        "labels": LABEL,
+        "labels": (*LABEL, *LABEL_LIKE),
         "a split": SPLIT,
         "ids": (*NODE_ID, *ROW_NAMES),
     }

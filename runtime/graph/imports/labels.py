@@ -117,17 +117,51 @@ def normalise_labels(
             f"labels: expected {'a table' if task == 'multilabel' else 'one number per node'} for "
             f"task {task}, found shape {list(y.shape)}"
         )
+    given = y
     y, notes = make_whole_numbers(y)
     raw.notes += notes
     if y.size == 0 or y.max() < 0:
         raw.notes.append(f"labels: none of {len(y)} nodes has a known one: left out")
         return None, task, 0
+    raw.notes += _note_lone_value(raw, given, y)
     if task == "multilabel":
+        if "multilabel" not in (options.task, raw.task):
+            raw.notes += _note_one_hot(y)
         return y, task, y.shape[1]
     classes = number_classes(y, raw.num_classes)
     raw.class_id = classes.class_id
     raw.notes += [classes.note] if classes.note else []
     return classes.y, task, classes.num_classes
+
+
+def _note_one_hot(y: NDArray[np.int64]) -> list[str]:
+    """Say where a table of labels may have been meant as classes."""
+    known = y[y.min(axis=1) >= 0]
+    if not len(known) or known.max() > 1 or not (known.sum(axis=1) == 1).all():
+        return []
+    width = y.shape[1]
+    return [
+        f"labels: one 1 in each row of {width}: read as {width} labels per node (multilabel); "
+        "save y.argmax(1) to have them as classes"
+    ]
+
+
+def _note_lone_value(raw: RawGraph, given: NDArray[Any], y: NDArray[np.int64]) -> list[str]:
+    """Say where -1, which is unknown, may have been meant as a class: only one other is left."""
+    known = y >= 0
+    values = y[known]
+    if values.min() != values.max():
+        return []
+    if raw.tables and raw.node_type is not None:  # nodes of other types have -1 without a source
+        typed = known.reshape(len(y), -1).any(axis=1)
+        given = given[raw.node_type == raw.node_type[typed.argmax()]]
+    count = int((given == UNKNOWN).sum())
+    if not count:
+        return []
+    return [
+        f"labels: all known ones are {values[0]}, and {count} of {given.size} are -1, which is "
+        "unknown; save 0 and 1 if -1 is a class"
+    ]
 
 
 def normalise_split(

@@ -6,6 +6,7 @@ numbers by node id.
 
 import itertools
 import json
+import re
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +24,7 @@ from gnnplan.runtime.graph.imports.inventory import (
     LABEL,
     LOOKS,
     MASKS,
+    MISSING,
     NODE_ID,
     SPLIT,
     TARGET,
@@ -48,7 +50,6 @@ SPLIT_WORDS = {
     "train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val",
     "dev": "val", "test": "test", "testing": "test",
 }  # fmt: skip
-NO_SPLIT = ("", "none", "nan", "null")
 MOST_FEATURES = 1 << 31
 
 
@@ -160,14 +161,17 @@ def _assign(path: Path, chunk: Chunk, inventory: Inventory, labels_only: bool) -
         masks={},
         features=[],
     )
-    if out.label is not None and plain_name(out.label) == "y" and "x" in map(plain_name, chunk):
+    beside_x = "x" in map(plain_name, chunk) and not labels_only
+    if out.label is not None and plain_name(out.label) == "y" and beside_x:
         inventory.leave("a label or, beside x, a coordinate: rename it", out.label, place=place)
         out.label = None
     if labels_only and list(chunk) == list(single) == ["c0", "c1"]:
         out.id, out.label = "c0", "c1"
     if labels_only and out.label is None:
-        others = [n for n in plain if n != out.id and looks_like(n) is None]
-        out.label = others[0] if len(others) == 1 else column_named(single, TARGET)
+        looks = {n: looks_like(n) for n in plain if n != out.id}
+        likely = [n for n, look in looks.items() if look == "labels"]
+        likely = likely or [n for n, look in looks.items() if look is None]
+        out.label = likely[0] if len(likely) == 1 else column_named(single, TARGET)
     if out.split is not None and chunk[out.split].dtype.kind != "O":
         if plain_name(out.split) == "split":
             raise DatasetError(f"{path}: expected the words train, val or test in column split")
@@ -204,9 +208,18 @@ def _assign(path: Path, chunk: Chunk, inventory: Inventory, labels_only: bool) -
 def _number_labels(labels: NDArray[Any], notes: list[str]) -> NDArray[Any]:
     if labels.dtype.kind != "U":
         return labels
-    names = np.unique(labels[labels != ""])
+    missing = np.isin(np.char.lower(labels), MISSING)
+    words = np.unique(labels[missing & (labels != "")]).tolist()
+    if words:
+        notes.append(
+            f"labels: {int(missing.sum())} of {len(labels)} are {' or '.join(words)} or empty: "
+            "unknown; rename such a word if it is a class"
+        )
+    names = np.unique(labels[~missing])
+    if words and all(re.fullmatch("0|[1-9][0-9]{0,17}", name) for name in names.tolist()):
+        return np.where(missing, "-1", labels).astype(np.int64)
     notes.append(f"text labels numbered in sorted order: {', '.join(names[:20].tolist())!s:.200}")
-    return np.where(labels == "", -1, np.searchsorted(names, labels))
+    return np.where(missing, -1, np.searchsorted(names, labels))
 
 
 def _read_split(
@@ -239,7 +252,7 @@ def _split_words(
     path: Path, name: str, words: NDArray[Any], inventory: Inventory
 ) -> dict[str, NDArray[Any]] | None:
     lower = np.char.lower(words)
-    unknown = np.setdiff1d(lower, [*SPLIT_WORDS, *NO_SPLIT])
+    unknown = np.setdiff1d(lower, [*SPLIT_WORDS, *MISSING])
     if len(unknown) and plain_name(name) != "split":
         inventory.leave(LOOKS.format("a split"), name, place=path.name)
         return None

@@ -382,3 +382,12 @@ def test_many_used_columns_are_shortened_and_left_ones_never():
     assert inventory.origin(Role.FEATURES) == "n0, n1, n2, n3, n4, n5, ..., n29"
     inventory.leave("words", *names)
     assert inventory.lines() == [f"not used: {', '.join(names)} (words)"]
+
+
+def test_names_that_are_no_numbers_are_all_shown():
+    inventory = Inventory()
+    names = ["a", "b", "c", "d", "e", "f", "result", "g", "h", *(f"n{i}" for i in range(9)), "i"]
+    inventory.use(Role.FEATURES, *names)
+    assert inventory.origin(Role.FEATURES) == (
+        "a, b, c, d, e, f, result, g, h, n0, n1, n2, n3, n4, n5, ..., n8, i"
+    )
