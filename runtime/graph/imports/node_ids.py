@@ -129,8 +129,7 @@ def refuse_other_ids(path: Path, columns: Mapping[str, NDArray[Any]]) -> None:
 def _are_ids(values: NDArray[Any]) -> bool:
     """Return whether all values are words or whole numbers."""
     if values.dtype.kind == "f":
-        finite = values[np.isfinite(values)]
-        return len(finite) == len(values) and bool((finite % 1 == 0).all())
+        return bool(np.isfinite(values).all()) and bool((values % 1 == 0).all())
     return not (values == "").any() if values.dtype.kind == "U" else values.dtype.kind in "iu"
 
 

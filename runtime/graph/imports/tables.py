@@ -352,7 +352,7 @@ def as_numbers(path: Path, values: NDArray[Any], dtype: Any) -> NDArray[Any]:
         raise DatasetError(f"{path}: expected numbers, found {values[:1]!s:.80}")
     if wanted.kind in "iu":
         if values.dtype.kind == "f":
-            if not (np.isfinite(values) & (values % 1 == 0)).all():
+            if not np.isfinite(values).all() or (values % 1 != 0).any():
                 raise DatasetError(f"{path}: expected whole numbers, found others")
             inexact = mark_inexact(values)
             if inexact.any():
