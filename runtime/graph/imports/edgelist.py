@@ -280,7 +280,8 @@ class _EdgeReader:
         for key, name in out.items():
             if key in ROLES:
                 self.inventory.use(ROLES[key], name, place=place)
-        self.inventory.leave(EDGE_DATA, *[n for n in others if n not in out.values()], place=place)
+        left = [name for name in others if name not in out.values()]
+        self.inventory.leave_unused(EDGE_DATA, *left, place=place)
         return out
 
     def _refuse_shapes(self, chunk: Chunk, names: dict[str, str]) -> None:
