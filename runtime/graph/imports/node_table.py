@@ -267,7 +267,6 @@ def _split_words(
     return out
 
 
-
 def read_entries(path: Path, inventory: Inventory) -> NodeTable | None:
     """Read features given by entry: of JSON, or a row each; None where it is another table."""
     if path.name.lower().endswith(".json"):
