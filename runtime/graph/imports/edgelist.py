@@ -1,7 +1,7 @@
 """Import of edge lists: a CSV, TSV, text or Parquet table of edges, with optional tables of nodes.
 
 A file is the table of edges; a folder holds `edges.*` (or `NAME_edges.*`) and optionally tables of
-nodes, features and labels (`node_table.py`). Columns are found by name (`inventory.py`), else by
+nodes, features and labels (`table_folder.py`). Columns are found by name (`inventory.py`), else by
 position: the first two are source and destination, and in a table without a header a third one of
 fractions is the weight.
 
@@ -37,8 +37,10 @@ from gnnplan.runtime.graph.imports.inventory import (
     column_named,
     plain_name,
 )
-from gnnplan.runtime.graph.imports.node_table import IdIndex, NodeTable, find_tables, read_tables
+from gnnplan.runtime.graph.imports.node_ids import IdIndex
+from gnnplan.runtime.graph.imports.node_table import NodeTable
 from gnnplan.runtime.graph.imports.source import ImportOptions, RawGraph, memory_bytes
+from gnnplan.runtime.graph.imports.table_folder import find_tables, read_tables
 from gnnplan.runtime.graph.imports.tables import (
     BLOCK_BYTES,
     Chunk,
@@ -192,7 +194,10 @@ class _EdgeReader:
     ) -> None:
         self.path = path
         self.scratch = scratch
-        self.index = IdIndex(nodes.ids) if nodes is not None and nodes.ids is not None else None
+        self.nodes = nodes
+        self.index: IdIndex | None = None
+        if nodes is not None and nodes.ids is not None:
+            self.index = IdIndex(nodes.ids, f"{nodes.id_column} of {nodes.path.name}")
         self.inventory = inventory
         self.notes = notes
         self.place = path.name if nodes is not None else ""
@@ -204,9 +209,10 @@ class _EdgeReader:
         writers: dict[str, ArrayWriter] = {}
         names: dict[str, str] | None = None
         with ExitStack() as stack:
-            for chunk in table_chunks(self.path, floats=(*WEIGHT, "c2"), notes=self.notes):
+            for chunk in table_chunks(self.path, floats=(*WEIGHT, "c2", "c3"), notes=self.notes):
                 if names is None:
                     names = self._assign(chunk)
+                self._refuse_shapes(chunk, names)
                 columns: Chunk = {key: chunk[name] for key, name in names.items()}
                 columns["src"], columns["dst"] = self._number(columns["src"], columns["dst"])
                 for key, values in columns.items():
@@ -237,6 +243,13 @@ class _EdgeReader:
         if self.index is not None:
             return self.index.rows(self.path, src), self.index.rows(self.path, dst)
         if "U" in (src.dtype.kind, dst.dtype.kind):
+            if self.nodes is not None:
+                word = next(ids[0] for ids in (src, dst) if ids.dtype.kind == "U")
+                table = self.nodes.path.name
+                raise DatasetError(
+                    f"{self.path}: expected row numbers of {table} as ends, for it has no column "
+                    f"of ids, found {str(word)!r:.60}; name its column of ids id"
+                )
             self._text = True
             return number_first_seen(src, dst, self._seen)
         if self._text:
@@ -244,8 +257,11 @@ class _EdgeReader:
         return src, dst
 
     def _assign(self, chunk: Chunk) -> dict[str, str]:
-        names, place = list(chunk), self.place
-        self.inventory.meet(names, place)
+        place = self.place
+        self.inventory.meet(chunk, place)
+        signs = [name for name, values in chunk.items() if len(chunk) > 2 and _is_sign(values)]
+        self.inventory.leave("the same sign in each row", *signs, place=place)
+        names = [name for name in chunk if name not in signs]
         if len(names) < 2:
             raise DatasetError(f"{self.path}: expected two columns of node ids, found {len(names)}")
         out = self._ends(names)
@@ -254,18 +270,30 @@ class _EdgeReader:
             name = column_named(others, known)
             if name is None:
                 continue
-            if key == "type" and chunk[name].dtype.kind not in "iub":
+            if key == "type" and (chunk[name].dtype.kind not in "iub" or chunk[name].ndim > 1):
                 self.inventory.leave("edge types are whole numbers", name, place=place)
                 continue
             out[key] = name
-        nameless = [name for name in names if name == f"c{names.index(name)}"]
-        if len(nameless) == len(names) > 2 and chunk["c2"].dtype.kind in "fiub":
-            out["third"] = "c2"
+        nameless = all(name == f"c{i}" for i, name in enumerate(chunk))
+        if nameless and len(names) > 2 and chunk[names[2]].dtype.kind in "fiub":
+            out["third"] = names[2]
         for key, name in out.items():
             if key in ROLES:
                 self.inventory.use(ROLES[key], name, place=place)
-        self.inventory.leave(EDGE_DATA, *[n for n in others if n not in out.values()], place=place)
+        left = [name for name in others if name not in out.values()]
+        self.inventory.leave_unused(EDGE_DATA, *left, place=place)
         return out
+
+    def _refuse_shapes(self, chunk: Chunk, names: dict[str, str]) -> None:
+        """Refuse lists and other types where an edge has one value."""
+        for name in names.values():
+            values = chunk[name]
+            if values.ndim > 1 or values.dtype.kind == "V":
+                found = f"lists of {values.shape[1]}" if values.ndim > 1 else "another type"
+                raise DatasetError(
+                    f"{self.path}: expected one number or word per edge in column {name!r:.60}, "
+                    f"found {found}; rename or convert it"
+                )
 
     def _ends(self, names: list[str]) -> dict[str, str]:
         src, dst = column_named(names, SRC), column_named(names, DST)
@@ -284,6 +312,13 @@ class _EdgeReader:
                 f"among {', '.join(names)!s:.200}; name them src and dst"
             )
         return {"src": src or other, "dst": dst or other}
+
+
+def _is_sign(values: NDArray[Any]) -> bool:
+    """Return whether all words of a column are one without letters and digits, such as an arrow."""
+    if values.dtype.kind != "O" or not len(values) or plain_name(str(values[0])):
+        return False
+    return bool(str(values[0]).strip()) and bool((values == values[0]).all())
 
 
 def _refute_weight(values: NDArray[Any]) -> str | None:

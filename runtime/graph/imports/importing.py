@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 from gnnplan.runtime.errors import DatasetError, did_you_mean
 from gnnplan.runtime.graph.csc import CHUNK_EDGES, EdgeOptions, build_csc, number_edges
 from gnnplan.runtime.graph.dataset import Graph, commit_dataset
+from gnnplan.runtime.graph.format import check_range
 from gnnplan.runtime.graph.imports.features import write_features
 from gnnplan.runtime.graph.imports.inventory import Role
 from gnnplan.runtime.graph.imports.labels import normalise_labels, normalise_split
-from gnnplan.runtime.graph.imports.node_table import SUFFIXES, find_tables
 from gnnplan.runtime.graph.imports.source import (
     SPLIT_KEYS,
     ImportOptions,
@@ -29,6 +29,8 @@ from gnnplan.runtime.graph.imports.source import (
     check_lengths,
     check_num_nodes,
 )
+from gnnplan.runtime.graph.imports.table_folder import SUFFIXES, find_tables
+from gnnplan.runtime.graph.imports.tables import as_numbers
 from gnnplan.runtime.graph.staging import Staging
 from gnnplan.runtime.npy import map_npy
 
@@ -157,7 +159,10 @@ def _convert(
     for key in SPLIT_KEYS:
         staging.save(f"{key}_idx", split[key])
     if raw.node_type is not None:
-        staging.save("node_type", raw.node_type, np.int32)
+        place = Path("node_type")
+        types = as_numbers(place, raw.node_type, np.int32)
+        check_range(place, types, 0, np.iinfo(np.int32).max, "node types")
+        staging.save("node_type", types)
     features = write_features(raw, staging, options)
     numbered = "edge_id" in raw.edges.attributes  # a typed graph numbers them by type
     stored = build_csc(

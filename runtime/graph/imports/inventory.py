@@ -7,12 +7,13 @@ What a part holds is told by its name, in any usual spelling: names are compared
 letters and digits alone, so `Node ID`, `node_id` and `nodeId` are one.
 """
 
+import itertools
 import re
 from collections.abc import Iterable, Sequence
 from enum import StrEnum
 
 SHOWN_NAMES = 8
-"""Most names of used columns that a line lists."""
+"""Most names of used columns that a line lists of those that differ in a number at their end."""
 
 
 class Role(StrEnum):
@@ -81,7 +82,10 @@ class Inventory:
         return [name for name, at in self._reasons if at == place]
 
     def origin(self, role: Role) -> str:
-        """Name the parts with a role and their tables, shortened where there are many."""
+        """Name the parts with a role and their tables; of many that are numbered, some.
+
+        No other name is left out: it may say that the part was meant to be something else.
+        """
         places: dict[str, list[str]] = {}
         for (name, place), have in self._roles.items():
             if have is role:
@@ -102,10 +106,19 @@ class Inventory:
 
 
 def _join_names(names: list[str], place: str, most: int) -> str:
-    shown = [_shorten(name) for name in names]
-    if len(shown) > most:
-        shown = [*shown[: most - 2], "...", shown[-1]]
+    shown: list[str] = []
+    for stem, group in itertools.groupby(names, _stem):
+        run = [_shorten(name) for name in group]
+        if stem is not None and len(run) > most:
+            run = [*run[: most - 2], "...", run[-1]]
+        shown += run
     return ", ".join(shown) + (f" of {place}" if place else "")
+
+
+def _stem(name: str) -> str | None:
+    """Return a name without the number at its end; None where it has none."""
+    found = re.fullmatch(r"(.*?)\d+", name, re.DOTALL)
+    return None if found is None else found[1]
 
 
 def _shorten(name: str) -> str:
@@ -116,6 +129,7 @@ def _shorten(name: str) -> str:
 
 NODE_ID = (
     "newid", "id", "nodeid", "node", "ids", "nodeids", "nodes", "vertex", "vertexid", "numericid",
+    "nid",
 )  # fmt: skip
 ROW_NAMES = ("", "index", "unnamed0", "indexlevel0")
 """Names that saved data frames give to the column of their rows' names."""
@@ -125,11 +139,13 @@ LABEL = (
 )  # fmt: skip
 TARGET = ("pagetype", "mature")
 """Labels in published tables of labels, where no column has a usual name."""
+LABEL_LIKE = ("response", "gt", "cls")
+"""Names that alone look like labels; as parts of names they are of other things."""
 SPLIT = ("split", "set", "subset", "partition", "fold")
 MASKS = {
     "train": ("trainmask", "istrain", "train", "trainingmask"),
-    "val": ("valmask", "validmask", "validationmask", "isval", "isvalid", "isvalidation", "val",
-            "valid", "validation"),
+    "val": ("valmask", "validmask", "validationmask", "devmask", "isval", "isvalid",
+            "isvalidation", "isdev", "val", "valid", "validation", "dev"),
     "test": ("testmask", "istest", "test", "testingmask"),
 }  # fmt: skip
 SRC = (
@@ -147,23 +163,33 @@ EDGE_ROW = ("id", "edgeid", "eid", *ROW_NAMES)
 FEATURE_ID = ("featureid", "feature", "featid", "featureindex", "col", "column")
 FEATURE_VALUE = ("value", "val", "featurevalue")
 
+MISSING = ("", "none", "nan", "null", "n/a", "na", "#n/a", "<na>", "?")
+"""Words in lower case that tables have where a value is missing."""
+
 HEADER_WORDS = (
     "src", "dst", "source", "target", "from", "to", "u", "v", "srcid", "dstid", "sourceid",
     "targetid", "destination", "weight", "edgeweight", "type", "edgetype", "id", "node", "nodeid",
     "label", "labels", "y", "class", "classes", "targets", "split", "trainmask", "valmask",
-    "testmask", "featureid",
+    "testmask", "featureid", "name",
 )  # fmt: skip
 """Names that make a first line of text a header even over rows of text."""
+HEADER_PAIRS = (
+    ("user", "item"), ("user", "product"), ("customer", "product"), ("buyer", "seller"),
+    ("citing", "cited"), ("follower", "followee"), ("follower", "following"), ("parent", "child"),
+    ("subject", "object"), ("start", "end"), ("origin", "dest"), ("origin", "destination"),
+    ("caller", "callee"), ("author", "paper"),
+)  # fmt: skip
+"""Pairs of names, in any order, that make a first line a header though each may be an id."""
 
 _LOOKS = {
     "a mask": ("mask", "masks"),
     "a split": (
         "split", "splits", "fold", "folds", "train", "training", "val", "valid", "validation",
-        "test", "testing",
+        "test", "testing", "holdout",
     ),
     "labels": (
         "label", "labels", "class", "classes", "target", "targets", "category", "categories",
-        "truth",
+        "truth", "outcome", "outcomes", "lbl",
     ),
     "ids": ("id", "ids", "uid", "uuid", "guid", "idx", "index"),
 }  # fmt: skip
@@ -171,9 +197,13 @@ _JOINED = {
     "a mask": re.compile("mask$"),
     "a split": re.compile("^(train|val|valid|test)(set|data|flag)$"),
     "labels": re.compile(
-        "^(label|target)|(label|target|class|category)s?$|^class(id|idx|no|name)$"
+        r"^(label|target)|(label|target|class|category)s?$|^class(id|idx|no|name)$|^y\d+$"
     ),
-    "ids": re.compile("^(node|user|item|row)(id|idx|index)$"),
+    "ids": re.compile(
+        "^(node|user|item|row|paper|author|entity|person|member|customer|account|product|movie|"
+        "page|post|doc|document|article|protein|gene|company|object|record|feature)"
+        "(id|ids|idx|index)$"
+    ),
 }
 """Names of two words written as one."""
 
@@ -191,6 +221,18 @@ def column_named(names: Iterable[str], known: Sequence[str]) -> str | None:
     return next((plain[word] for word in known if word in plain), None)
 
 
+def names_column(cell: str) -> bool:
+    """Return whether a cell of a first line is a usual name of a column.
+
+    >>> names_column("label"), names_column("user_id"), names_column("user_7"), names_column("ann")
+    (True, True, False, False)
+    """
+    plain = plain_name(cell)
+    if not plain or any(c.isdigit() for c in plain):
+        return False
+    return plain in HEADER_WORDS or looks_like(cell) == "ids"
+
+
 def looks_like(name: str) -> str | None:
     """Say what a column looks like that must not become a feature: a mask, labels, a split, ids.
 
@@ -200,7 +242,7 @@ def looks_like(name: str) -> str | None:
     plain = plain_name(name)
     exact = {
         "a mask": [word for words in MASKS.values() for word in words],
-        "labels": LABEL,
+        "labels": (*LABEL, *LABEL_LIKE),
         "a split": SPLIT,
         "ids": (*NODE_ID, *ROW_NAMES),
     }

@@ -21,6 +21,7 @@ from gnnplan.runtime.graph.findings import is_sparse
 from gnnplan.runtime.graph.format import TASKS, Task
 from gnnplan.runtime.graph.imports.inventory import Role
 from gnnplan.runtime.graph.imports.source import SPLIT_KEYS, ImportOptions, RawGraph, memory_bytes
+from gnnplan.runtime.graph.imports.tables import mark_inexact
 
 UNKNOWN = -1
 GENERATED_CLASSES = 10
@@ -71,7 +72,7 @@ def make_whole_numbers(y: NDArray[Any]) -> tuple[NDArray[np.int64], list[str]]:
         unusable = np.isinf(y)
         with np.errstate(invalid="ignore"):
             unusable |= (y != np.round(y)) & ~np.isnan(y)
-            unusable |= np.abs(y) > 2**53
+            unusable |= mark_inexact(y)
         y = np.where(np.isnan(y), UNKNOWN, y)
     else:
         unusable = y > np.iinfo(np.int64).max if y.dtype.kind == "u" else np.zeros(1, bool)
@@ -116,17 +117,51 @@ def normalise_labels(
             f"labels: expected {'a table' if task == 'multilabel' else 'one number per node'} for "
             f"task {task}, found shape {list(y.shape)}"
         )
+    given = y
     y, notes = make_whole_numbers(y)
     raw.notes += notes
     if y.size == 0 or y.max() < 0:
         raw.notes.append(f"labels: none of {len(y)} nodes has a known one: left out")
         return None, task, 0
+    raw.notes += _note_lone_value(raw, given, y)
     if task == "multilabel":
+        if "multilabel" not in (options.task, raw.task):
+            raw.notes += _note_one_hot(y)
         return y, task, y.shape[1]
     classes = number_classes(y, raw.num_classes)
     raw.class_id = classes.class_id
     raw.notes += [classes.note] if classes.note else []
     return classes.y, task, classes.num_classes
+
+
+def _note_one_hot(y: NDArray[np.int64]) -> list[str]:
+    """Say where a table of labels may have been meant as classes."""
+    known = y[y.min(axis=1) >= 0]
+    if not len(known) or known.max() > 1 or not (known.sum(axis=1) == 1).all():
+        return []
+    width = y.shape[1]
+    return [
+        f"labels: one 1 in each row of {width}: read as {width} labels per node (multilabel); "
+        "save y.argmax(1) to have them as classes"
+    ]
+
+
+def _note_lone_value(raw: RawGraph, given: NDArray[Any], y: NDArray[np.int64]) -> list[str]:
+    """Say where -1, which is unknown, may have been meant as a class: only one other is left."""
+    known = y >= 0
+    values = y[known]
+    if values.min() != values.max():
+        return []
+    if raw.tables and raw.node_type is not None:  # nodes of other types have -1 without a source
+        typed = known.reshape(len(y), -1).any(axis=1)
+        given = given[raw.node_type == raw.node_type[typed.argmax()]]
+    count = int((given == UNKNOWN).sum())
+    if not count:
+        return []
+    return [
+        f"labels: all known ones are {values[0]}, and {count} of {given.size} are -1, which is "
+        "unknown; save 0 and 1 if -1 is a class"
+    ]
 
 
 def normalise_split(
@@ -146,6 +181,12 @@ def normalise_split(
                 f"split: expected training nodes beside {', '.join(raw.split)}, found none; add "
                 "train_mask (or train_idx) or leave all of them out"
             )
+        if task != "link":
+            raw.notes += [
+                f"{key} split: a row of two numbers is read as two nodes; --task link reads a link"
+                for key, ids in raw.split.items()
+                if ids.shape == (1, 2)
+            ]
         return {key: _check_ids(key, raw.split.get(key), task) for key in SPLIT_KEYS}
     if task == "link":
         return hold_out_links(raw, options.seed)
@@ -238,9 +279,15 @@ def _task(raw: RawGraph, options: ImportOptions) -> Task:
     named = options.task if options.task != "auto" else raw.task
     if named in TASKS:
         return cast(Task, named)
-    pairs = raw.split is not None and raw.split.get("train", np.empty(0)).ndim == 2
+    pairs = raw.split is not None and _are_pairs(raw.split)
     table = raw.y is not None and raw.y.ndim == 2 and raw.y.shape[1] > 1
     return "link" if pairs else ("multilabel" if table else "multiclass")
+
+
+def _are_pairs(split: dict[str, NDArray[Any]]) -> bool:
+    """Return whether a split is one of links; a lone row of two numbers beside nodes may be two."""
+    wide = [ids.shape for ids in split.values() if ids.ndim == 2]
+    return split.get("train", np.empty(0)).ndim == 2 and any(shape != (1, 2) for shape in wide)
 
 
 def _check_ids(key: str, value: NDArray[Any] | None, task: Task) -> NDArray[np.int64]:
@@ -251,6 +298,11 @@ def _check_ids(key: str, value: NDArray[Any] | None, task: Task) -> NDArray[np.i
         raise DatasetError(f"{key} split: expected integer node ids, found {value.dtype}")
     if task == "link" and (value.ndim != 2 or value.shape[1] != 2):
         raise DatasetError(f"{key} split: expected [k, 2] pairs, found shape {list(value.shape)}")
+    if task != "link" and value.ndim == 2 and value.shape != (1, 2):
+        raise DatasetError(
+            f"{key} split: expected node ids for task {task}, found shape {list(value.shape)}; "
+            "pairs are of --task link"
+        )
     return value.astype(np.int64).reshape(shape)
 
 
@@ -323,7 +375,7 @@ def _read_list_or_flags(name: str, array: NDArray[Any], num_nodes: int) -> NDArr
             f"{name}: expected integer node ids or one flag of 0 or 1 per node ({num_nodes}), "
             f"found {array.dtype} of shape {list(array.shape)}"
         )
-    if array.ndim == 2 and 1 in array.shape:
+    if array.ndim == 2 and 1 in array.shape and array.shape != (1, 2):
         array = array.reshape(-1)
     return array.astype(np.int64)
 

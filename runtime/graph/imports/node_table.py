@@ -1,21 +1,14 @@
-"""Tables of nodes: ids, labels, split and features, told apart by name and type, joined by id.
+"""A table of nodes: ids, labels, split and features, told apart by name and type.
 
-    edges.csv     NAME_edges.*                 the edges
-    nodes.csv     NAME_nodes.*                 anything of nodes
-    features.csv  NAME_features.*              feature columns, or a row per entry: node, feature,
-                                               value
-    features.json                              lists of feature numbers by node id
-    target.csv    labels.*, NAME_target.* ...  labels
-    NAME.cmty.txt                              communities: a line of node ids each (`edgelist.py`)
-
-Each is .csv, .tsv, .txt, .edges (perhaps with .gz) or .parquet. A table without a column of ids has
-one row per node, in order.
+Features may also be given by entry: a row of node, feature and value each, or lists of feature
+numbers by node id.
 """
 
 import itertools
 import json
+import re
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +17,6 @@ import scipy.sparse as sp
 from numpy.typing import NDArray
 
 from gnnplan.runtime.errors import DatasetError
-from gnnplan.runtime.graph.dataset import SparseFeatures
 from gnnplan.runtime.graph.format import check_range, refuse_unreadable
 from gnnplan.runtime.graph.imports.inventory import (
     FEATURE_ID,
@@ -32,8 +24,8 @@ from gnnplan.runtime.graph.imports.inventory import (
     LABEL,
     LOOKS,
     MASKS,
+    MISSING,
     NODE_ID,
-    ROW_NAMES,
     SPLIT,
     TARGET,
     Inventory,
@@ -43,6 +35,12 @@ from gnnplan.runtime.graph.imports.inventory import (
     plain_name,
 )
 from gnnplan.runtime.graph.imports.labels import are_flags, split_ids
+from gnnplan.runtime.graph.imports.node_ids import (
+    choose_ids,
+    possible_ids,
+    refuse_other_ids,
+    unique_ids,
+)
 from gnnplan.runtime.graph.imports.source import RawFeatures, sparse_features
 from gnnplan.runtime.graph.imports.tables import Chunk, as_numbers, as_text, table_chunks
 from gnnplan.runtime.graph.staging import ArrayWriter
@@ -52,37 +50,7 @@ SPLIT_WORDS = {
     "train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val",
     "dev": "val", "test": "test", "testing": "test",
 }  # fmt: skip
-NO_SPLIT = ("", "none", "nan", "null")
-
-
-class IdIndex:
-    """Finds the row of each id of a node table."""
-
-    def __init__(self, ids: NDArray[Any]) -> None:
-        self.ids = ids
-        self._order = np.argsort(ids, kind="stable")
-
-    def find(self, path: Path, values: NDArray[Any]) -> NDArray[np.int64]:
-        """Return the row number of each value, -1 where there is none."""
-        if (values.dtype.kind == "U") != (self.ids.dtype.kind == "U"):
-            if self.ids.dtype.kind != "U":
-                raise DatasetError(f"{path}: expected numbers as node ids, as in the node table")
-            values = values.astype(np.str_)
-        place = np.searchsorted(self.ids, values, sorter=self._order)
-        rows = self._order[np.minimum(place, len(self.ids) - 1)].astype(np.int64)
-        rows[self.ids[rows] != values] = -1
-        return rows
-
-    def rows(self, path: Path, values: NDArray[Any]) -> NDArray[np.int64]:
-        """Return the row number of each value; refuse unknown ones."""
-        rows = self.find(path, values)
-        missing = rows < 0
-        if missing.any():
-            raise DatasetError(
-                f"{path}: expected ends named in the node table, found "
-                f"{str(values[missing][0])!r:.60}"
-            )
-        return rows
+MOST_FEATURES = 1 << 31
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
@@ -92,6 +60,8 @@ class NodeTable:
     path: Path
     num_nodes: int
     ids: NDArray[Any] | None
+    id_column: str = ""
+    """Name of the column of ids; empty where the table has none."""
     features: RawFeatures | None
     y: NDArray[Any] | None = None
     split: dict[str, NDArray[Any]] | None = None
@@ -107,12 +77,19 @@ class _Columns:
     split: str | None
     masks: dict[str, str]
     features: list[str]
+    likely: list[str] = field(default_factory=list[str])
+    """Columns that may have the ids, where none has a usual name for them."""
+
+    @property
+    def known(self) -> list[str]:
+        """Names of columns that are no features by their names."""
+        names = (self.id, self.label, self.split, *self.masks.values())
+        return [name for name in names if name is not None]
 
     @property
     def kept(self) -> list[str]:
         """Names of columns that are held in memory."""
-        names = (self.id, self.label, self.split, *self.masks.values())
-        return [name for name in names if name is not None]
+        return [*self.known, *self.likely]
 
 
 def read_nodes(
@@ -147,7 +124,14 @@ def read_nodes(
             rows += len(next(iter(chunk.values())))
     if columns is None or rows == 0:
         raise DatasetError(f"{path}: expected a table with a row per node, found no rows")
+    for name, parts in kept.items():
+        if len({part.shape[1:] for part in parts}) > 1:
+            raise DatasetError(f"{path}: expected lists of one length in column {name!r:.60}")
     whole = {name: np.concatenate(parts) for name, parts in kept.items()}
+    if columns.id is None:
+        columns.id = choose_ids(path, {name: whole[name] for name in columns.likely})
+    if columns.id is not None:
+        inventory.use(Role.IDS, columns.id, place=path.name)
     features = None
     if writer is not None:
         dense = map_npy(target)
@@ -155,7 +139,8 @@ def read_nodes(
     return NodeTable(
         path=path,
         num_nodes=rows,
-        ids=None if columns.id is None else _unique_ids(path, whole[columns.id]),
+        ids=None if columns.id is None else unique_ids(path, whole[columns.id]),
+        id_column=columns.id or "",
         features=features,
         y=None if columns.label is None else _number_labels(whole[columns.label], notes),
         split=_read_split(path, columns, whole, rows, inventory),
@@ -170,20 +155,23 @@ def _assign(path: Path, chunk: Chunk, inventory: Inventory, labels_only: bool) -
     plain = {n: v for n, v in chunk.items() if v.dtype.kind in "fiubO"}
     single = {n: v for n, v in plain.items() if v.ndim == 1}
     out = _Columns(
-        id=column_named(single, (*NODE_ID, *ROW_NAMES)),
+        id=column_named(single, NODE_ID),
         label=column_named(plain, LABEL),
         split=column_named(single, SPLIT),
         masks={},
         features=[],
     )
-    if out.label is not None and plain_name(out.label) == "y" and "x" in map(plain_name, chunk):
+    beside_x = "x" in map(plain_name, chunk) and not labels_only
+    if out.label is not None and plain_name(out.label) == "y" and beside_x:
         inventory.leave("a label or, beside x, a coordinate: rename it", out.label, place=place)
         out.label = None
     if labels_only and list(chunk) == list(single) == ["c0", "c1"]:
         out.id, out.label = "c0", "c1"
     if labels_only and out.label is None:
-        others = [n for n in plain if n != out.id and looks_like(n) is None]
-        out.label = others[0] if len(others) == 1 else column_named(single, TARGET)
+        looks = {n: looks_like(n) for n in plain if n != out.id}
+        likely = [n for n, look in looks.items() if look == "labels"]
+        likely = likely or [n for n, look in looks.items() if look is None]
+        out.label = likely[0] if len(likely) == 1 else column_named(single, TARGET)
     if out.split is not None and chunk[out.split].dtype.kind != "O":
         if plain_name(out.split) == "split":
             raise DatasetError(f"{path}: expected the words train, val or test in column split")
@@ -192,19 +180,23 @@ def _assign(path: Path, chunk: Chunk, inventory: Inventory, labels_only: bool) -
         name = column_named(single, words)
         if name is not None and out.split is None:
             out.masks[key] = name
-    for role, name in ((Role.IDS, out.id), (Role.LABELS, out.label), (Role.SPLIT, out.split)):
+    if out.id is None:
+        refuse_other_ids(path, chunk)
+        out.likely = possible_ids({n: v for n, v in single.items() if n not in out.known})
+    for role, name in ((Role.LABELS, out.label), (Role.SPLIT, out.split)):
         if name is not None:
             inventory.use(role, name, place=place)
     inventory.use(Role.SPLIT, *out.masks.values(), place=place)
     for name, values in chunk.items():
-        if name in out.kept or name in inventory.left_at(place):
+        if name in out.known or name in inventory.left_at(place):
             continue
         look = looks_like(name)
-        if look is not None:
+        if values.dtype.kind not in "fiubO":
+            inventory.leave("neither numbers nor words: features are numbers", name, place=place)
+        elif look is not None:
             inventory.leave(LOOKS.format(look), name, place=place)
-        elif values.dtype.kind not in "fiub":
-            what = "words" if values.dtype.kind == "O" else "neither numbers nor words"
-            inventory.leave(f"{what}: features are numbers", name, place=place)
+        elif values.dtype.kind == "O":
+            inventory.leave("words: features are numbers", name, place=place)
         elif labels_only:
             inventory.leave("no label, in a table of labels", name, place=place)
         else:
@@ -213,19 +205,21 @@ def _assign(path: Path, chunk: Chunk, inventory: Inventory, labels_only: bool) -
     return out
 
 
-def _unique_ids(path: Path, ids: NDArray[Any]) -> NDArray[Any]:
-    ids = ids if ids.dtype.kind == "U" else as_numbers(path, ids, np.int64)
-    if len(np.unique(ids)) != len(ids):
-        raise DatasetError(f"{path}: expected a different id in each row, found repeated ids")
-    return ids
-
-
 def _number_labels(labels: NDArray[Any], notes: list[str]) -> NDArray[Any]:
     if labels.dtype.kind != "U":
         return labels
-    names = np.unique(labels[labels != ""])
+    missing = np.isin(np.char.lower(labels), MISSING)
+    words = np.unique(labels[missing & (labels != "")]).tolist()
+    if words:
+        notes.append(
+            f"labels: {int(missing.sum())} of {len(labels)} are {' or '.join(words)} or empty: "
+            "unknown; rename such a word if it is a class"
+        )
+    names = np.unique(labels[~missing])
+    if words and all(re.fullmatch("0|[1-9][0-9]{0,17}", name) for name in names.tolist()):
+        return np.where(missing, "-1", labels).astype(np.int64)
     notes.append(f"text labels numbered in sorted order: {', '.join(names[:20].tolist())!s:.200}")
-    return np.where(labels == "", -1, np.searchsorted(names, labels))
+    return np.where(missing, -1, np.searchsorted(names, labels))
 
 
 def _read_split(
@@ -258,7 +252,7 @@ def _split_words(
     path: Path, name: str, words: NDArray[Any], inventory: Inventory
 ) -> dict[str, NDArray[Any]] | None:
     lower = np.char.lower(words)
-    unknown = np.setdiff1d(lower, [*SPLIT_WORDS, *NO_SPLIT])
+    unknown = np.setdiff1d(lower, [*SPLIT_WORDS, *MISSING])
     if len(unknown) and plain_name(name) != "split":
         inventory.leave(LOOKS.format("a split"), name, place=path.name)
         return None
@@ -273,171 +267,7 @@ def _split_words(
     return out
 
 
-SUFFIXES = (
-    ".csv", ".tsv", ".txt", ".edges", ".parquet", ".csv.gz", ".tsv.gz", ".txt.gz", ".edges.gz",
-)  # fmt: skip
-WORDS = {
-    "edges": ("edges", "edge", "edgelist", "ungraph"),
-    "nodes": ("nodes", "node"),
-    "features": ("features", "feature", "feats"),
-    "labels": ("labels", "label", "target", "targets"),
-    "communities": ("cmty", "communities"),
-}
-MOST_FEATURES = 1 << 31
-
-
-def find_tables(folder: Path, inventory: Inventory | None = None) -> dict[str, Path]:
-    """Recognise a folder's tables by their names; the inventory gets all other files."""
-    inventory = Inventory() if inventory is None else inventory
-    found: dict[str, list[Path]] = {key: [] for key in WORDS}
-    others: list[Path] = []
-    for path in sorted(folder.iterdir()):
-        key = _kind(path)
-        (others if key is None else found[key]).append(path)
-    if not found["edges"]:
-        found["edges"] = _named_as(others, [path for paths in found.values() for path in paths])
-    for path in others:
-        if path not in found["edges"]:
-            inventory.leave("no table of edges, nodes, features or labels by its name", path.name)
-    for path in found["communities"][1:]:
-        first = found["communities"][0].name
-        inventory.leave(f"communities are taken from {first}: move it away", path.name)
-    found["communities"] = found["communities"][:1]
-    for key, paths in found.items():
-        if len(paths) > 1:
-            raise DatasetError(
-                f"{folder}: expected one table of {key}, found {len(paths)}: "
-                f"{', '.join(path.name for path in paths)!s:.200}"
-            )
-    return {key: paths[0] for key, paths in found.items() if paths}
-
-
-def _named_as(others: list[Path], known: list[Path]) -> list[Path]:
-    """Find the table by whose name those of the known tables begin, as SNAP names the edges."""
-    stems = [(path, _stem(path)) for path in others]
-    return [
-        path
-        for path, stem in stems
-        if stem and any(table.name.lower().startswith(f"{stem}-") for table in known)
-    ]
-
-
-def read_tables(tables: dict[str, Path], scratch: Path, inventory: Inventory) -> NodeTable | None:
-    """Read the tables of nodes and join them; None where the folder has none."""
-    read: list[NodeTable] = []
-    for key in ("nodes", "labels", "features"):
-        if key in tables:
-            path = tables[key]
-            entries = _read_entries(path, inventory) if key == "features" else None
-            labels_only = key == "labels"
-            read.append(entries or read_nodes(path, scratch, inventory, labels_only=labels_only))
-    if not read:
-        return None
-    base = read[0]
-    for other in read[1:]:
-        base = _join(base, other, scratch, inventory)
-    return base
-
-
-def _stem(path: Path) -> str | None:
-    """Return a table's name in lower case without its suffix; None for other files."""
-    name = path.name.lower()
-    suffix = next((s for s in sorted(SUFFIXES, key=len)[::-1] if name.endswith(s)), None)
-    return None if suffix is None or not path.is_file() else name.removesuffix(suffix)
-
-
-def _kind(path: Path) -> str | None:
-    stem = _stem(path)
-    if stem is None and path.is_file() and path.name.lower().endswith("features.json"):
-        return "features"
-    if stem is None:
-        return None
-    stem = stem.replace("edge_list", "edgelist")
-    last = stem.replace("-", "_").replace(".", "_").split("_")[-1]
-    return next((key for key, words in WORDS.items() if last in words), None)
-
-
-def _join(base: NodeTable, other: NodeTable, scratch: Path, inventory: Inventory) -> NodeTable:
-    order = _order(base, other)
-    y, split, features = base.y, base.split, base.features
-    place = other.path.name
-    if other.y is not None and y is None:
-        found = order >= 0
-        y = np.full((base.num_nodes, *other.y.shape[1:]), np.nan)
-        y[found] = other.y[order[found]]
-    elif other.y is not None:
-        inventory.leave_role(Role.LABELS, f"labels are taken from {base.path.name}", place)
-    if other.split is not None and split is None:
-        back = np.full(other.num_nodes, -1)
-        back[order[order >= 0]] = np.flatnonzero(order >= 0)
-        split = {key: np.sort(back[ids]) for key, ids in other.split.items()}
-    elif other.split is not None:
-        inventory.leave_role(Role.SPLIT, f"the split is taken from {base.path.name}", place)
-    if other.features is not None:
-        features = _join_features(base, other, order, scratch)
-    notes = [*base.notes, *other.notes]
-    return replace(base, y=y, split=split, features=features, notes=notes)
-
-
-def _order(base: NodeTable, other: NodeTable) -> NDArray[np.int64]:
-    """Return the other table's row of each node of the base, -1 where it has none."""
-    if base.ids is None and other.ids is None and base.num_nodes != other.num_nodes:
-        raise DatasetError(
-            f"{other.path}: expected a row per node ({base.num_nodes} in {base.path.name}), found "
-            f"{other.num_nodes}; give both tables a column id"
-        )
-    mine = np.arange(base.num_nodes) if base.ids is None else base.ids
-    theirs = np.arange(other.num_nodes) if other.ids is None else other.ids
-    if other.ids is None and base.ids is not None and base.num_nodes == other.num_nodes:
-        return np.arange(base.num_nodes)  # without ids, rows are in order
-    order = IdIndex(theirs).find(base.path, mine)
-    known = int((order >= 0).sum())
-    if known != len(theirs):
-        raise DatasetError(
-            f"{other.path}: expected ids that {base.path.name} names too, found "
-            f"{len(theirs) - known} others"
-        )
-    return order
-
-
-def _join_features(
-    base: NodeTable, other: NodeTable, order: NDArray[np.int64], scratch: Path
-) -> RawFeatures:
-    new = other.features
-    if new is None:
-        raise ValueError("the table has no features")
-    missing = int((order < 0).sum())
-    if new.csr is not None:
-        if base.features is not None:
-            raise DatasetError(
-                f"{other.path}: expected all features in one table, found others in "
-                f"{base.path.name}"
-            )
-        return _reorder_rows(new.csr, new.dim, order)
-    if missing or new.dense is None:
-        raise DatasetError(
-            f"{other.path}: expected features of each node of {base.path.name}, found none of "
-            f"{missing}"
-        )
-    left = None if base.features is None else base.features.dense
-    width = new.dim + (0 if left is None else left.shape[1])
-    with ArrayWriter(scratch / "features-joined.npy", np.float32, (width,)) as writer:
-        for start in range(0, len(order), 1 << 14):
-            part = slice(start, start + (1 << 14))
-            rows = [new.dense[order[part]]]
-            writer.append(np.column_stack(rows if left is None else [left[part], *rows]))
-    return RawFeatures(dim=width, dense=map_npy(writer.path))
-
-
-def _reorder_rows(csr: SparseFeatures, dim: int, order: NDArray[np.int64]) -> RawFeatures:
-    """Put rows in another order; -1 is a row without entries."""
-    rows = len(csr.indptr) - 1
-    indptr = np.append(csr.indptr, csr.indptr[-1])  # one more row, empty
-    table = sp.csr_matrix((csr.data, csr.indices, indptr), (rows + 1, dim))
-    return sparse_features(table[np.where(order < 0, rows, order)])
-
-
-def _read_entries(path: Path, inventory: Inventory) -> NodeTable | None:
+def read_entries(path: Path, inventory: Inventory) -> NodeTable | None:
     """Read features given by entry: of JSON, or a row each; None where it is another table."""
     if path.name.lower().endswith(".json"):
         known, node, feature, value = _json_entries(path)
@@ -458,7 +288,12 @@ def _read_entries(path: Path, inventory: Inventory) -> NodeTable | None:
     if table.nnz < len(value):
         notes.append(f"{path.name}: values of {len(value) - table.nnz} repeated entries added")
     return NodeTable(
-        path=path, num_nodes=len(ids), ids=ids, features=sparse_features(table), notes=notes
+        path=path,
+        num_nodes=len(ids),
+        ids=ids,
+        id_column=names[0],
+        features=sparse_features(table),
+        notes=notes,
     )
 
 
@@ -467,10 +302,13 @@ def _entry_rows(path: Path) -> dict[str, NDArray[Any]] | None:
     chunks = table_chunks(path)
     first = next(chunks, None)
     names = list(first or {})
-    found = [column_named(names, known) for known in (NODE_ID, FEATURE_ID, FEATURE_VALUE)]
-    if first is None or len(names) != 3 or None in found:
+    feature, value = column_named(names, FEATURE_ID), column_named(names, FEATURE_VALUE)
+    rest = [name for name in names if name not in (feature, value)]
+    if first is None or feature is None or value is None or len(rest) != 1:
         return None
-    node, feature, value = (str(name) for name in found)
+    node = rest[0]
+    if "ids" not in (looks_like(node), looks_like(feature)):
+        return None
     kept: dict[str, list[NDArray[Any]]] = {name: [] for name in (node, feature, value)}
     for chunk in itertools.chain([first], chunks):
         kept[node].append(as_text(chunk[node]))
@@ -487,7 +325,8 @@ def _json_entries(
     Returns all ids, and node, feature and value of each entry.
     """
     with refuse_unreadable(path, "JSON with a list of feature numbers for each node id"):
-        lists = {str(key): list(value) for key, value in json.loads(path.read_bytes()).items()}
+        found = json.loads(path.read_bytes(), object_pairs_hook=_distinct_keys)
+        lists = {str(key): list(value) for key, value in found.items()}
         ids = np.array(list(lists))
         ids = ids.astype(np.int64) if all(key.isdecimal() for key in lists) else ids
         flat = np.array(list(itertools.chain.from_iterable(lists.values())))
@@ -495,3 +334,10 @@ def _json_entries(
         raise DatasetError(f"{path}: expected feature numbers, found none")
     node = np.repeat(ids, [len(value) for value in lists.values()])
     return ids, node, as_numbers(path, flat, np.int64), np.ones(len(flat), np.float32)
+
+
+def _distinct_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    out = dict(pairs)
+    if len(out) < len(pairs):
+        raise ValueError(f"{len(pairs) - len(out)} repeated ids")
+    return out

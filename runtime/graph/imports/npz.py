@@ -232,22 +232,37 @@ class _Pack:
         return self._array(name)
 
     def _split(self, num_nodes: int) -> tuple[dict[str, NDArray[Any]] | None, int]:
-        """Read the chosen split: of the single masks or ids, or one of several masks."""
+        """Read the chosen split: of the single masks or ids, or one of several masks.
+
+        A single mask may have several splits too, as columns. Returned with it is how many there
+        are to choose from.
+        """
         single = split_fields(self.members, "mask", "idx", "index")
         many = split_fields(self.members, "masks")
         index = self.options.split_index
         chosen, left = (many, single) if many and (index or not single) else (single, many)
         out: dict[str, NDArray[Any]] = {}
+        counts = [1]
         for key, names in chosen.items():
-            out[key], _ = split_ids(
-                names[0], self._array(names[0]), num_nodes, index=index, splits_first=True
-            )
+            out[key], count = self._ids(names[0], num_nodes)
+            counts.append(count)
             self.inventory.use(Role.SPLIT, names[0])
             self.inventory.leave(f"the split is taken from {names[0]}", *names[1:])
         for names in left.values():
             self.inventory.leave("one of several splits is taken: --split N takes another", *names)
-        counts = [len(self._array(names[0])) for names in many.values()]
-        return out or None, max(counts, default=1)
+        if left is many:
+            counts += [self._ids(names[0], num_nodes)[1] for names in many.values()]
+        return out or None, max(counts)
+
+    def _ids(self, name: str, num_nodes: int) -> tuple[NDArray[np.int64], int]:
+        """Return the node ids of the chosen split, and how many splits the array has."""
+        return split_ids(
+            name,
+            self._array(name),
+            num_nodes,
+            index=self.options.split_index,
+            splits_first=name.endswith("masks"),
+        )
 
     def _meta(self) -> dict[str, Any]:
         if "meta" not in self.members:

@@ -120,11 +120,6 @@ class _Reader:
                 split, task, num_splits = links, "link", 1
         node_type = self._take(Role.NODE_TYPES, "node_type")
         _leave_known(self.inventory, self.fields)
-        if y is not None and y.ndim == 2 and y.shape[1] > 1 and _one_hot(y):
-            self.notes.append(
-                f"y has one 1 in each row of {y.shape[1]}: read as {y.shape[1]} labels per node "
-                "(multilabel); save y.argmax(1) to have it as classes"
-            )
         return RawGraph(
             name=self.source.stem,
             num_nodes=num_nodes,
@@ -444,10 +439,6 @@ def _fields(source: Path, value: Any) -> dict[str, Any]:
         f"{source}: expected a torch_geometric Data object or a dict of tensors, "
         f"found {type(value).__name__}"
     )
-
-
-def _one_hot(y: NDArray[Any]) -> bool:
-    return bool(((y == 0) | (y == 1)).all() and (y.sum(axis=1) == 1).all())
 
 
 def _features(source: Path, x: Any) -> RawFeatures:

@@ -17,7 +17,17 @@ from numpy.typing import NDArray
 
 from gnnplan.runtime.errors import DatasetError
 from gnnplan.runtime.graph.format import check_range, count_overflows, refuse_unreadable
-from gnnplan.runtime.graph.imports.inventory import DST, HEADER_WORDS, SRC, column_named, plain_name
+from gnnplan.runtime.graph.imports.inventory import (
+    DST,
+    HEADER_PAIRS,
+    MISSING,
+    NODE_ID,
+    ROW_NAMES,
+    SRC,
+    column_named,
+    names_column,
+    plain_name,
+)
 from gnnplan.runtime.graph.staging import ArrayWriter
 from gnnplan.runtime.npy import map_npy
 
@@ -33,6 +43,12 @@ _COMMENT = re.compile(rb"(?m)^[ \t]*[#%][^\n]*(?:\n|\Z)")
 _TOP = re.compile(rb"\A(?:[ \t]*(?:[#%][^\n]*)?\r?\n)+")
 _EMPTY = re.compile(rb"(?m)^[ \t]+\r?(?:\n|\Z)")
 _REMARK = re.compile(rb"(?m)^[ \t]*[#%][ \t]")
+_SEPARATOR = re.compile(rb"(?i)\A\"?sep=([^\w\r\n\"])\"?[ \t]*\r?\n")
+"""First line by which Excel is told the delimiter."""
+_TAKEN = {
+    True: "the names of columns; if it is a row, write a line src,dst above it",
+    False: "a row; if it names the columns, rename them to usual ones (src,dst or id,label)",
+}
 _NO_TAB = re.compile(rb"(?m)^[^\t\n]+$")
 
 
@@ -41,26 +57,30 @@ class TextLayout:
     """How a text table is written."""
 
     delimiter: str
-    """Comma, tab, semicolon, or a blank for any run of blanks and tabs."""
+    """Comma, tab, semicolon, what a first line sep=... says, or a blank for any run of blanks and
+    tabs."""
     columns: list[str]
     """Names from the header, or c0, c1 ..."""
     has_header: bool
     numbers: list[bool]
     """Whether the first rows of each column are numbers alone."""
+    doubt: str = ""
+    """What the first line was taken for, where that cannot be known."""
 
 
 def sniff(path: Path, header: bool | None = None) -> TextLayout | None:
     """Find out from its first lines how a text table is written; None where it has no rows."""
     lines = _sample_lines(path)
+    told = _SEPARATOR.match(f"{lines[0]}\n".encode()) if lines else None
+    lines = lines[1:] if told else lines
     if not lines:
         return None
-    delimiter = _find_delimiter(lines)
+    delimiter = told[1].decode() if told else _find_delimiter(lines)
     rows = [_split_cells(line, delimiter) for line in lines]
     first = rows[0]
-    named = _looks_named(first, rows[1] if len(rows) > 1 else []) if header is None else header
+    named, sure = _looks_named(first, rows[1:]) if header is None else (header, True)
     names = first if named else [f"c{i}" for i in range(len(first))]
-    if len(set(names)) != len(names):
-        raise DatasetError(f"{path}: expected different column names, found {names!s:.120}")
+    _refuse_repeated(path, names)
     data = rows[1:] if named else rows
     return TextLayout(
         delimiter=delimiter,
@@ -70,7 +90,17 @@ def sniff(path: Path, header: bool | None = None) -> TextLayout | None:
             all(i >= len(row) or not row[i] or _is_number(row[i]) for row in data)
             for i in range(len(names))
         ],
+        doubt="" if sure else f"({', '.join(first)!s:.80}) is taken for {_TAKEN[named]}",
     )
+
+
+def _refuse_repeated(path: Path, names: list[str]) -> None:
+    repeated = [name for i, name in enumerate(names) if name in names[:i]]
+    if repeated:
+        raise DatasetError(
+            f"{path}: expected different column names, found several {repeated[0]!r:.60} among "
+            f"{names!s:.120}; rename them"
+        )
 
 
 class PlainLines(io.RawIOBase):
@@ -120,11 +150,11 @@ class PlainLines(io.RawIOBase):
     def _clean(self, block: bytes) -> bytes:
         if self._first and block:
             self._first = False
-            block = block.removeprefix(_BOM)
+            block = _SEPARATOR.sub(b"", block.removeprefix(_BOM))
             top = _TOP.match(block)
             if top:
                 self.comments += len(_COMMENT.findall(top[0]))
-                block = block[top.end() :]
+                block = _SEPARATOR.sub(b"", block[top.end() :])
         if b"#" in block or b"%" in block:
             block = self._without_comments(block)
         if self._blank:
@@ -204,13 +234,53 @@ def _collapse_blanks(block: bytes) -> bytes:
     return block.replace(b" \n", b"\n").replace(b"\n ", b"\n").removeprefix(b" ").removesuffix(b" ")
 
 
-def _looks_named(first: list[str], second: list[str]) -> bool:
-    """Return whether the first line names columns: all text, either known words or over numbers."""
+def _looks_named(first: list[str], rows: list[list[str]]) -> tuple[bool, bool]:
+    """Return whether the first line names the columns, and whether that is sure.
+
+    What separates names from a row: a word over numbers, usual names of columns, and that a name
+    of a column is none of its values. Words over words of which none is usual may be either.
+    """
+    columns = [[row[i] for row in rows if i < len(row)] for i in range(len(first))]
+    numeric = [_are_mostly_numbers(cells) for cells in columns]
+    known = [names_column(cell) for cell in first]
+    if _number_columns(first, columns):
+        return True, True
     if any(_is_number(cell) for cell in first):
-        return False
+        named = any(k and n for k, n in zip(known, numeric, strict=True))
+        return named, named or not (any(known) or _count_up(first))
+    plain = {plain_name(cell) for cell in first}
     ends = column_named(first, SRC) is not None and column_named(first, DST) is not None
-    known = any(plain_name(cell) in HEADER_WORDS for cell in first)
-    return ends or known or any(_is_number(cell) for cell in second)
+    over = [number for number, cell in zip(numeric, first, strict=True) if cell] + numeric[:1]
+    if ends or any(over) or any(plain >= set(pair) for pair in HEADER_PAIRS):
+        return True, True
+    if any(cell in cells for cell, cells in zip(first, columns, strict=True) if cell):
+        return False, True
+    if any(known):
+        return True, sum(known) >= min(2, len(first))
+    return False, any(cell in row for row in rows for cell in first if cell)
+
+
+def _number_columns(first: list[str], columns: list[list[str]]) -> bool:
+    """Return whether a first line has numbers for names, as saved data frames without names have.
+
+    Before them may stand a name of ids or the empty one of row names; without, rows of fractions
+    tell that it is none of them.
+    """
+    if first and plain_name(first[0]) in (*NODE_ID, *ROW_NAMES):
+        return len(first) > 1 and first[1:] == [str(i) for i in range(len(first) - 1)]
+    return _count_up(first) and any(
+        _is_number(cell) and not cell.isdecimal() for cells in columns for cell in cells
+    )
+
+
+def _count_up(cells: list[str]) -> bool:
+    """Return whether cells count from 0, so many of them that an edge is none."""
+    return len(cells) >= 4 and cells == [str(i) for i in range(len(cells))]
+
+
+def _are_mostly_numbers(cells: list[str]) -> bool:
+    filled = [cell for cell in cells if cell.lower() not in MISSING]
+    return 2 * sum(map(_is_number, filled)) > len(filled)
 
 
 def _is_number(text: str) -> bool:
@@ -235,7 +305,8 @@ def table_chunks(
             `#` or `%` are comments: at the top, and among rows of numbers.
         header: whether the first line names the columns; None finds out by its cells.
         floats: plain names of text columns that are fractions, even where the first are whole.
-        notes: gets a line where comments were left out.
+        notes: gets a line where comments were left out, and where the first line may be names or a
+            row.
     """
     if path.name.endswith(".parquet"):
         yield from _parquet_chunks(path)
@@ -253,6 +324,8 @@ def table_chunks(
             if chunk is None:
                 break
             yield chunk
+    if notes is not None and layout.doubt:
+        notes.append(f"{path.name}: its first line {layout.doubt}")
     if notes is not None and lines.comments:
         notes.append(f"{path.name}: {lines.comments} comment lines (# or %) left out")
 
@@ -278,8 +351,16 @@ def as_numbers(path: Path, values: NDArray[Any], dtype: Any) -> NDArray[Any]:
     if values.dtype.kind not in "fiub":
         raise DatasetError(f"{path}: expected numbers, found {values[:1]!s:.80}")
     if wanted.kind in "iu":
-        if values.dtype.kind == "f" and not (np.isfinite(values) & (values % 1 == 0)).all():
-            raise DatasetError(f"{path}: expected whole numbers, found others")
+        if values.dtype.kind == "f":
+            if not np.isfinite(values).all() or (values % 1 != 0).any():
+                raise DatasetError(f"{path}: expected whole numbers, found others")
+            inexact = mark_inexact(values)
+            if inexact.any():
+                raise DatasetError(
+                    f"{path}: expected numbers of which no digit is lost, found "
+                    f"{int(inexact.sum())} of {len(values)} too large for {values.dtype} (the "
+                    f"first: {values[inexact][0]:.0f}); save them as integers or words"
+                )
         limits = np.iinfo(wanted)
         check_range(path, values, limits.min, limits.max + 1, "integers")
     with np.errstate(over="ignore"):
@@ -291,6 +372,15 @@ def as_numbers(path: Path, values: NDArray[Any], dtype: Any) -> NDArray[Any]:
             f"{np.finfo(wanted).max:.2g}; scale them in the source"
         )
     return out
+
+
+def mark_inexact(values: NDArray[Any]) -> NDArray[np.bool_]:
+    """Mark the fractions that are so large that one stands for several whole numbers.
+
+    >>> mark_inexact(np.array([2.0**53 - 1, 2.0**53, np.nan])).tolist()
+    [False, True, False]
+    """
+    return np.abs(values) >= 2.0 ** (np.finfo(values.dtype).nmant + 1)
 
 
 def as_text(values: NDArray[Any]) -> NDArray[Any]:
@@ -331,6 +421,7 @@ def _parquet_chunks(path: Path) -> Iterator[Chunk]:
 
     with refuse_unreadable(path, "a Parquet table"):
         file = pq.ParquetFile(path)
+        _refuse_repeated(path, file.schema_arrow.names)
     with file:
         batches = file.iter_batches(ROWS_PER_CHUNK, use_threads=False)
         while True:
@@ -367,7 +458,10 @@ def _read_column(name: str, column: Any) -> NDArray[Any]:
 
 
 def _read_lists(name: str, column: Any) -> NDArray[Any]:
-    """Return a column of lists of numbers as a table [rows, width]; empty rows are NaN."""
+    """Return a column of lists of numbers as a table [rows, width]; empty rows are NaN.
+
+    Lists of one number are a column of numbers.
+    """
     import pyarrow.compute as pc
 
     counted = pc.call_function("list_value_length", [column])
@@ -384,7 +478,8 @@ def _read_lists(name: str, column: Any) -> NDArray[Any]:
         )
     width = int(widths[0])
     if (lengths >= 0).all():
-        return values.reshape(len(column), width)
-    out = np.full((len(column), width), np.nan)
-    out[lengths >= 0] = values.reshape(-1, width)
-    return out
+        out = values.reshape(len(column), width)
+    else:
+        out = np.full((len(column), width), np.nan)
+        out[lengths >= 0] = values.reshape(-1, width)
+    return out[:, 0] if width == 1 else out

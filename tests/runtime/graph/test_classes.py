@@ -10,7 +10,7 @@ from hypothesis import given, strategies as st
 from gnnplan.runtime.errors import DatasetError
 from gnnplan.runtime.graph.dataset import GraphWarning, open_graph, write_graph
 from gnnplan.runtime.graph.findings import is_sparse
-from gnnplan.runtime.graph.imports.importing import import_graph
+from gnnplan.runtime.graph.imports.importing import ImportOptions, import_graph
 from gnnplan.runtime.graph.imports.labels import make_whole_numbers, number_classes
 from tests.support.fuzzing import fuzzed
 
@@ -112,12 +112,47 @@ def test_negative_numbers_are_counted_and_no_label_at_all_is_said(tmp_path: Path
     assert "labels: none of 20 nodes has a known one: left out" in lines
 
 
+def test_one_hot_labels_of_any_source_are_said(tmp_path: Path):
+    y = np.eye(4)[np.arange(N) % 4]
+    y[16:] = np.nan
+    lines: list[str] = []
+    graph = import_graph(pack(tmp_path, y), tmp_path / "g", report=lines.append)
+    assert graph.task == "multilabel"
+    said = "labels: one 1 in each row of 4: read as 4 labels per node (multilabel); save y.argmax"
+    assert any(line.startswith(said) for line in lines)
+    lines.clear()
+    asked = ImportOptions(task="multilabel")
+    import_graph(pack(tmp_path, y), tmp_path / "h", report=lines.append, options=asked)
+    y[0, 1] = 1
+    import_graph(pack(tmp_path, y), tmp_path / "i", report=lines.append)
+    assert not any("argmax" in line for line in lines)
+
+
+@pytest.mark.filterwarnings("ignore::runtime.graph.findings.GraphWarning")
+@pytest.mark.parametrize("columns", [1, 2])
+def test_minus_one_beside_one_class_is_said(columns: int, tmp_path: Path):
+    y = np.repeat(np.where(np.arange(N) < 15, 1, -1)[:, None], columns, axis=1)
+    lines: list[str] = []
+    import_graph(pack(tmp_path, y), tmp_path / "g", report=lines.append)
+    counts = f"{5 * columns} of {N * columns}"
+    words = f"labels: all known ones are 1, and {counts} are -1, which is unknown; save 0 and 1"
+    assert any(line.startswith(words) for line in lines)
+    lines.clear()
+    y[3] = 0
+    import_graph(pack(tmp_path, y), tmp_path / "h", report=lines.append)
+    empty = np.where(np.arange(N) < 15, 1, np.nan)
+    import_graph(pack(tmp_path, empty), tmp_path / "i", report=lines.append)
+    assert not any("known ones are" in line for line in lines)
+
+
 @pytest.mark.parametrize(
     ("y", "words"),
     [
         (np.array([0, np.inf]), "1 of 2 that are fractions, infinite or huge"),
         (np.array([0.5, 1.5]), "2 of 2"),
         (np.array([0, 1e17]), "1 of 2"),
+        (np.array([2.0**53 - 1, 2.0**53]), "1 of 2"),
+        (np.array([2.0**24 - 1, 2.0**24], np.float32), "1 of 2"),
         (np.array([0, 2**63], np.uint64), "1 of 2"),
         (np.array([0, 1], complex), "expected numbers"),
     ],

@@ -53,7 +53,8 @@ def column(name: str) -> Any:
         return words[name]
     if name in ("age", "f0"):
         return np.linspace(0.5, 3, N)
-    return np.arange(N) if plain_name(name) in ("id", "node", "nodeid", "unnamed0") else 1 * FLAGS
+    ids = ("id", "node", "nodeid", "unnamed0", "paperid")
+    return np.arange(N) if plain_name(name) in ids else 1 * FLAGS
 
 
 def edge_table(folder: Path, name: str) -> Path:
@@ -381,3 +382,12 @@ def test_many_used_columns_are_shortened_and_left_ones_never():
     assert inventory.origin(Role.FEATURES) == "n0, n1, n2, n3, n4, n5, ..., n29"
     inventory.leave("words", *names)
     assert inventory.lines() == [f"not used: {', '.join(names)} (words)"]
+
+
+def test_names_that_are_no_numbers_are_all_shown():
+    inventory = Inventory()
+    names = ["a", "b", "c", "d", "e", "f", "result", "g", "h", *(f"n{i}" for i in range(9)), "i"]
+    inventory.use(Role.FEATURES, *names)
+    assert inventory.origin(Role.FEATURES) == (
+        "a, b, c, d, e, f, result, g, h, n0, n1, n2, n3, n4, n5, ..., n8, i"
+    )

@@ -136,6 +136,48 @@ def test_tables_that_do_not_fit_together_are_refused(tables, words: str, tmp_pat
         load(tmp_path, **tables)
 
 
+def test_words_for_a_missing_value_are_no_class(tmp_path: Path):
+    labels = ["dog", "nan", "N/A", "cat", "None", "?", "", "dog"]
+    rows = "".join(f"{i},{word},{i + 1}\n" for i, word in enumerate(labels))
+    graph = load(tmp_path, f"id,label,f\n{rows}")
+    assert graph.y is not None
+    assert graph.y.tolist() == [1, -1, -1, 0, -1, -1, -1, 1]
+    assert said(graph, "labels: 5 of 8 are ? or N/A or None or nan or empty: unknown; rename such")
+    assert said(graph, "text labels numbered in sorted order: cat, dog")
+
+
+def test_numbers_beside_a_word_for_a_missing_value_stay_the_classes(tmp_path: Path):
+    rows = "".join(f"{i},{y},{i + 1}\n" for i, y in enumerate(["10", "?", "9", "2"]))
+    graph = load(tmp_path, f"id,label,f\n{rows}")
+    assert graph.y is not None
+    assert graph.y.tolist() == [10, -1, 9, 2]
+
+
+@pytest.mark.parametrize(
+    ("target", "column"),
+    [
+        ("id,outcome\n0,1\n1,0\n2,1\n3,0\n", "outcome"),
+        ("id,age,class_2\n0,7,1\n1,7,0\n2,8,1\n3,7,0\n", "class_2"),
+        ("id,x,y\n0,7,1\n1,7,0\n2,8,1\n3,7,0\n", "y"),
+        ("user_id,grade\n3,0\n2,1\n1,0\n0,1\n", "grade"),
+    ],
+)
+def test_a_table_of_labels_has_them_in_the_one_column_that_may(
+    target: str, column: str, tmp_path: Path
+):
+    graph = load(tmp_path, target=target)
+    assert graph.y is not None
+    assert said(graph, f"from {column} of target.csv")
+    ids = np.load(graph.path / "source_id.npy")
+    assert graph.y[np.argsort(ids)].tolist() == [1, 0, 1, 0]
+
+
+def test_a_dev_mask_is_that_of_validation(tmp_path: Path):
+    rows = "0,1,0,5\n1,0,1,6\n2,1,0,7\n3,0,0,8\n"
+    graph = load(tmp_path, f"id,train_mask,dev_mask,f\n{rows}")
+    assert (graph.train_idx.tolist(), graph.val_idx.tolist()) == ([0, 2], [1])
+
+
 def write_parquet(tmp_path: Path, **columns) -> Graph:
     source = tmp_path / "source"
     source.mkdir()
@@ -179,6 +221,11 @@ def test_values_that_are_no_numbers_are_named(tmp_path: Path):
         ("TrainMask", "a mask"), ("is_test", "a mask"), ("in_train", "a split"), ("userId", "ids"),
         ("Unnamed: 0", "ids"), ("label_3", "labels"), ("classid", "labels"), ("f0", None),
         ("age", None), ("x", None), ("weight", None), ("classroom", None), ("position", None),
+        ("outcome", "labels"), ("Outcome_30d", "labels"), ("response", "labels"), ("gt", "labels"),
+        ("cls", "labels"), ("lbl", "labels"), ("y1", "labels"), ("y_2", "labels"),
+        ("holdout", "a split"), ("dev", "a mask"), ("dev_mask", "a mask"), ("nid", "ids"),
+        ("paperid", "ids"), ("response_time", None), ("cls_0", None), ("std_dev", None),
+        ("yield", None), ("valid_id", "a split"), ("grid", None),
     ],
 )  # fmt: skip
 def test_names_say_what_must_not_be_a_feature(name: str, kind: str | None):

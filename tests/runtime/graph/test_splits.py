@@ -77,14 +77,37 @@ def test_ids_that_are_0_and_1_stay_ids():
     assert split_ids("train_idx", np.array([1, 0]), 2)[0].tolist() == [1, 0]
 
 
-@pytest.mark.parametrize("write", [write_npz, write_pyg])
-def test_several_splits_are_said_and_chosen(write, tmp_path: Path):
+@pytest.mark.parametrize(
+    ("write", "name", "by_row"),
+    [
+        (write_npz, "train_masks", True),
+        (write_npz, "train_masks", False),
+        (write_npz, "train_mask", True),
+        (write_npz, "train_mask", False),
+        (write_pyg, "train_mask", False),
+    ],
+)
+def test_several_splits_are_said_and_chosen(write, name: str, by_row: bool, tmp_path: Path):
     masks = np.stack([np.roll(FLAGS, k) for k in range(3)])
-    name = "train_masks" if write is write_npz else "train_mask"
-    source = write(tmp_path, **{name: masks if write is write_npz else masks.T.astype(np.uint8)})
+    shown = (masks if by_row else masks.T).astype(np.uint8)
+    source = write(tmp_path, **{name: shown, name.replace("train", "test"): 1 - shown})
     graph = import_graph(source, tmp_path / "g", options=ImportOptions(split_index=2))
     np.testing.assert_array_equal(graph.train_idx, np.flatnonzero(masks[2]))
+    np.testing.assert_array_equal(graph.test_idx, np.flatnonzero(~masks[2]))
     assert any("one of 3 splits: --split N" in note for note in graph.meta.notes)
+    first = import_graph(source, tmp_path / "h")
+    np.testing.assert_array_equal(first.train_idx, np.flatnonzero(masks[0]))
+    assert any("one of 3 splits: --split N" in note for note in first.meta.notes)
+
+
+def test_a_single_split_is_taken_before_several_of_which_all_are_said(tmp_path: Path):
+    masks = np.stack([np.roll(FLAGS, k) for k in range(3)])
+    source = write_npz(tmp_path, train_mask=~FLAGS, train_masks=masks.T)
+    graph = import_graph(source, tmp_path / "g")
+    np.testing.assert_array_equal(graph.train_idx, np.flatnonzero(~FLAGS))
+    assert any("one of 3 splits: --split N" in note for note in graph.meta.notes)
+    other = import_graph(source, tmp_path / "h", options=ImportOptions(split_index=1))
+    np.testing.assert_array_equal(other.train_idx, np.flatnonzero(masks[1]))
 
 
 def test_a_choice_among_nothing_is_refused(tmp_path: Path):

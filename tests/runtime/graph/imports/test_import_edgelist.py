@@ -4,6 +4,8 @@ import gzip
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from gnnplan.runtime.errors import DatasetError
@@ -71,6 +73,33 @@ def test_without_a_split_one_is_drawn_by_the_seed_and_said(tmp_path: Path):
     again = load(tmp_path, text, seed=5)
     np.testing.assert_array_equal(graph.train_idx, again.train_idx)
     assert load(tmp_path, text, seed=6).train_idx.tolist() != again.train_idx.tolist()
+
+
+def test_ids_as_fractions_that_stand_for_several_are_refused(tmp_path: Path):
+    # Both are 2**53 as fractions.
+    with pytest.raises(DatasetError, match=r"no digit is lost, found 2 of 2 .*9007199254740992"):
+        load(tmp_path, "src,dst\n9007199254740993.0,1\n9007199254740992.0,1\n")
+    assert load(tmp_path, "src,dst\n9007199254740991.0,1\n9007199254740990.0,1\n").num_nodes == 3
+    pq.write_table(
+        pa.table({"src": np.array([2**24, 3], np.float32), "dst": np.array([0, 1])}),
+        tmp_path / "e.parquet",
+    )
+    with pytest.raises(DatasetError, match=r"1 of 2 too large for float32 .*16777216\)"):
+        import_graph(tmp_path / "e.parquet", tmp_path / "h")
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [(np.float64, "no digit is lost"), (np.uint64, "found '9007199254740993'")],
+)
+def test_ends_are_compared_with_ids_to_the_last_digit(kind: type, words: str, tmp_path: Path):
+    source = tmp_path / "source"
+    source.mkdir()
+    ends = pa.table({"src": np.array([2**53 + 1], kind), "dst": np.array([5])})
+    pq.write_table(ends, source / "edges.parquet")
+    (source / "nodes.csv").write_text("id,f\n9007199254740992,1\n5,2\n")
+    with pytest.raises(DatasetError, match=words):
+        import_graph(source, tmp_path / "g")
 
 
 @pytest.mark.parametrize(

@@ -197,6 +197,17 @@ def test_a_one_hot_y_is_said(tmp_path: Path):
     assert not any("argmax" in note for note in plain.meta.notes)
 
 
+def test_labels_of_one_node_type_are_looked_at_without_the_other_nodes(tmp_path: Path):
+    data = HeteroData()
+    data["paper"].x, data["author"].x = torch.eye(3), torch.ones(2, 1)
+    data["author", "writes", "paper"].edge_index = torch.tensor([[0, 1, 1], [0, 1, 2]])
+    words = {"argmax": torch.eye(3), "1 of 3 are -1": torch.tensor([1, 1, -1]), "": torch.ones(3)}
+    for word, y in words.items():
+        data["paper"].y = y
+        said = [n for n in load(data, tmp_path).meta.notes if "argmax" in n or "are -1" in n]
+        assert [word in note for note in said] == [True] * bool(word)
+
+
 def test_a_class_that_is_not_read_is_named(tmp_path: Path):
     with pytest.raises(DatasetError, match=r"class pathlib\.\w*PosixPath, which is not made"):
         load(Data(edge_index=PAIRS, num_nodes=3, where=tmp_path), tmp_path)

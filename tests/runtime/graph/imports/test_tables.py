@@ -41,10 +41,76 @@ def pairs(graph: Graph) -> list[tuple[int, int]]:
         " 0 , 1 \n1,2\n\n   \n2,  0\n",
         "0,1,\n1,2,\n2,0,\n",
         "\ufeffsrc;dst\n0;1\n1;2\n2;0\n",
+        "\ufeffsep=;\r\nsrc;dst\r\n0;1\r\n1;2\r\n2;0\r\n",
+        '"sep=|"\n0|1\n1|2\n2|0\n',
     ],
 )
 def test_what_is_between_the_cells_changes_nothing(text: str, name: str, tmp_path: Path):
     assert pairs(load(tmp_path, text, name)) == RING
+
+
+WORDS = "xa,xb\nxb,xc\n"
+
+
+@pytest.mark.parametrize(
+    "first", ["src,dst", "user,item", "cited,citing", "parent,child", "user_id,item_id", "id,name"]
+)
+def test_usual_names_of_columns_are_no_row_of_words(first: str, tmp_path: Path):
+    graph = load(tmp_path, f"{first}\n{WORDS}", "e.csv")
+    assert graph.num_edges == 2
+    assert np.load(graph.path / "source_id.npy").tolist() == ["xa", "xb", "xc"]
+    assert not any("first line" in note for note in graph.meta.notes)
+
+
+@pytest.mark.parametrize("first", ["anna,xa", "user_1,user_2", "node_a,node_b", "class,school"])
+def test_words_over_words_may_be_either_and_that_is_said(first: str, tmp_path: Path):
+    graph = load(tmp_path, f"{first}\n{WORDS}", "e.csv")
+    kinds = {"anna,xa": "", "class,school": "the names of columns; if it is a row, write a line"}
+    words = kinds.get(first, "a row; if it names the columns, rename them to usual ones")
+    assert graph.num_edges == (2 if "names of" in words else 3)
+    said = [note for note in graph.meta.notes if "first line" in note]
+    start = f"e.csv: its first line ({first.replace(',', ', ')}) is taken for {words}"
+    assert [note.startswith(start) for note in said] == [True] * bool(words)
+
+
+@pytest.mark.parametrize("text", ["u,w\nu,x\nw,x\n", "ann,bob\n7,bob\ncid,bob\n"])
+def test_a_first_line_whose_words_come_again_is_a_row(text: str, tmp_path: Path):
+    graph = load(tmp_path, text, "e.csv")
+    assert graph.num_edges == 3
+    assert not any("first line" in note for note in graph.meta.notes)
+
+
+@pytest.mark.filterwarnings("ignore::runtime.graph.findings.GraphWarning")
+@pytest.mark.parametrize(
+    ("nodes", "features"),
+    [
+        ("sep=,\nid,a\n0,5\n1,6\n2,7\n", [[5], [6], [7]]),
+        (",0,1\n0,0.5,7\n1,0.5,8\n2,0.5,7\n", [[0.5, 7], [0.5, 8], [0.5, 7]]),
+        ("id,0,1\n0,5,7\n1,6,7\n2,5,7\n", [[5, 7], [6, 7], [5, 7]]),
+        ("id,2019,2020\n0,5,7\n1,6,7\n2,5,7\n", [[5, 7], [6, 7], [5, 7]]),
+        ("0,1,2,3\n0.5,9,9,9\n0.5,9,9,9\n0.5,9,9,9\n", [[0.5, 9, 9, 9]] * 3),
+        ("a,b\n,x\n3,y\n4,z\n", [[np.nan], [3], [4]]),
+        ("4,5\n6,7\n8,9\n", [[4, 5], [6, 7], [8, 9]]),
+    ],
+)
+def test_names_of_columns_are_told_from_rows_of_numbers(nodes: str, features, tmp_path: Path):
+    (tmp_path / "s").mkdir()
+    (tmp_path / "s" / "edges.csv").write_text("0,1\n1,2\n2,0\n")
+    (tmp_path / "s" / "nodes.csv").write_text(nodes)
+    graph = import_graph(tmp_path / "s", tmp_path / "g")
+    np.testing.assert_array_equal(graph.x, np.array(features, np.float32))
+    assert not any("first line" in note for note in graph.meta.notes)
+
+
+@pytest.mark.parametrize("first", ["0,1,2,3", "name,1,2,3"])
+def test_numbers_that_may_be_names_are_said(first: str, tmp_path: Path):
+    (tmp_path / "s").mkdir()
+    (tmp_path / "s" / "edges.csv").write_text("0,1\n1,2\n2,0\n")
+    rows = ["4,5,6,7", "8,9,10,11"] if first[0] == "0" else ["ann,5,6,7", "bob,9,10,11"]
+    (tmp_path / "s" / "nodes.csv").write_text("\n".join([first, *rows]) + "\n")
+    graph = import_graph(tmp_path / "s", tmp_path / "g")
+    start = f"nodes.csv: its first line ({first.replace(',', ', ')}) is taken for a row"
+    assert any(note.startswith(start) for note in graph.meta.notes)
 
 
 @pytest.mark.parametrize("block", [4, 7, 16])
