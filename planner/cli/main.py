@@ -35,7 +35,7 @@ VERBS = {
     "probe": ("machines", "Measure this machine: memory, disk, exchange between ranks, sampling."),
     "estimate": (
         "machines",
-        "What a training would take on each known machine, and cost; nothing is measured or read.",
+        "What a training would take on each known machine, and cost; nothing is measured.",
     ),
     "plan": ("planning", "Find the plan with the lowest predicted time per step."),
     "explain": (

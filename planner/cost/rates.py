@@ -88,6 +88,10 @@ class MachineTable(StrEnum):
     """Slowdown of compute while a loader thread gathers; `BESIDE_LOADER`: of that thread."""
     BESIDE_LOADER = "beside_loader", "ratio"
     PROCESS_START = "process_start"
+    CORE_START = "core_start"
+    """Start of an operation of the model on cores; solved for together with the two rates."""
+    CORE_FLOPS = "core_flops", "flops_per_second"
+    CORE_BYTES = "core_bytes", "bytes_per_second"
     GPU_KERNEL = "gpu_kernel", "seconds", "cuda"
     GPU_START = "gpu_start", "seconds", "cuda"
     """Host's seconds of starting a kernel of the runtime, Python included."""
@@ -147,7 +151,7 @@ def topology_bytes(graph: GraphRef) -> int:
 
 def core_rates_words(machine: MachineModel) -> str:
     """Say whose rates the operations of a model are priced at on cores."""
-    measured = "core_flops" in machine.tables
+    measured = MachineTable.CORE_FLOPS in machine.tables
     return "the machine's own rates" if measured else "the rates of such cores"
 
 

@@ -223,7 +223,47 @@ def summarize(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         record("coverage90", inside["step"], "share", baseline=0.9, epochs=inside["epoch"],
                configurations=len(done))
     )  # fmt: skip
+    first = first_answers(done)
+    if first:
+        found.append(
+            record("first_coverage90", float(np.mean(first)), "share", baseline=0.9,
+                   configurations=len(first))
+        )  # fmt: skip
     return found
+
+
+def first_answers(lines: Sequence[dict[str, Any]]) -> list[bool]:
+    """Tell of each configuration with an estimated first answer whether its interval held."""
+    return [
+        first["low"] <= line["value"] <= first["high"]
+        for line in lines
+        if (first := line.get("first")) and first["estimated"]
+    ]
+
+
+COLUMNS = (
+    "| commit | planned | step off by, median / 90% | epoch | cost of the choice, mean / worst "
+    "| steps in their interval | first answers in theirs |"
+)
+
+
+def table_row(out: Path) -> str:
+    """Write a complete run's record as a row of docs/benchmarks.md."""
+    lines = [json.loads(text) for text in out.read_text().splitlines()]
+    cases = [line for line in lines if "case" in line]
+    done = [line for line in cases if "step" in line]
+    step, epoch = ([line[of]["ape"] for line in done] for of in ("step", "epoch"))
+    regrets = [line["regret"] for line in done if line.get("regret") is not None]
+    first = first_answers(done)
+    cells = [
+        lines[0]["commit"][:8],
+        f"{len(done)} of {len(cases)}",
+        *(f"{np.median(of):.1%} / {np.percentile(of, 90):.1%}" for of in (step, epoch)),
+        f"{np.mean(regrets):.1%} / {max(regrets):.1%} ({len(regrets)})",
+        f"{sum(line['step']['inside'] for line in done)} of {len(done)}",
+        f"{sum(first)} of {len(first)}",
+    ]
+    return f"| {' | '.join(cells)} |"
 
 
 def read_lines(out: Path, seed: str) -> dict[int, dict[str, Any]]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.benchmarks.drawn import read_lines, summarize
+from tests.benchmarks.drawn import COLUMNS, RECORDS, ROOT, read_lines, summarize, table_row
 from tests.benchmarks.drawn_cases import MOST_DRAWN, PACKS, draw_case, make_graph
 from tests.benchmarks.prediction_cases import FEATURES, GENERATED
 
@@ -73,6 +73,26 @@ def test_the_summary_by_hand(capsys: pytest.CaptureFixture[str]) -> None:
     assert found["coverage90"]["value"] == pytest.approx(1 / 3)
     assert (found["failed"]["value"], found["failed"]["which"]) == (1, ["3"])
     assert len(capsys.readouterr().out.splitlines()) == len(found)
+
+
+def test_first_answers_are_summed_up_where_they_were_estimates() -> None:
+    first = [
+        {"low": 0.5, "high": 1.5, "estimated": True},
+        {"low": 2.0, "high": 3.0, "estimated": True},
+        {"low": 2.0, "high": 3.0, "estimated": False},
+    ]
+    lines = [line(i, 1.0, 1.0, value=1.0, first=each) for i, each in enumerate(first)]
+    found = {each["name"]: each for each in summarize(lines)}
+    assert found["first_coverage90"]["value"] == pytest.approx(0.5)
+    assert found["first_coverage90"]["configurations"] == 2
+
+
+def test_the_page_shows_every_complete_run() -> None:
+    page = (ROOT / "docs" / "benchmarks.md").read_text()
+    records = sorted(RECORDS.glob("drawn_*.jsonl"))
+    assert records
+    assert COLUMNS in page
+    assert all(table_row(each) in page for each in records)
 
 
 def test_a_killed_run_goes_on_and_another_seed_is_refused(tmp_path: Path) -> None:

@@ -53,7 +53,7 @@ def case_seconds(case: Case, edges: float, halo: float, exchanges: int) -> CaseS
     return CaseSeconds(
         sample=(1e-3 if case.settings.draws == "shared" else 3e-3) if sampled else 0.0,
         forward_backward=work,
-        packing=1e-3 * case.settings.keep,
+        packing=1e-3 * case.settings.keep if exchanges else 0.0,
         windows=[work / 2 / max(1, exchanges)] * exchanges,
         spread=0.05,
     )
