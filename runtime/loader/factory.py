@@ -216,7 +216,8 @@ class LoaderParts:
     ) -> HopShapes:
         """Return the plan's shapes, or estimate those that a share of batches fit.
 
-        Whole batches are drawn for that, of one epoch after the other: on all ranks the same steps.
+        The first batches are drawn for that, of one epoch after the other: on all ranks the same
+        steps. An epoch's last, smaller batch may have more new nodes in its last hop than others.
         """
         planned, most = self.plan.strategy.shapes, self.schedule.largest_share()
         links = self.graph.task == "link"
@@ -226,19 +227,18 @@ class LoaderParts:
                 return known
         names = [stage.name for stage in stages]
         drawing = stages[: names.index(Stage.SAMPLE) + 1]
-        whole = max(1, len(self.graph.train_idx) // self.plan.workload.batch_size)
-        counts: list[tuple[int, ...]] = []
+        counts: dict[int, list[tuple[int, ...]]] = {}
         for number in range(_PILOT_STEPS):
-            later, step = divmod(number, whole)
+            later, step = divmod(number, self.schedule.num_steps)
             batch = seed_batch(epoch + later, step, self.dialect)
             for stage in drawing:
                 batch = stage.wait(stage.submit(batch, 0))
-            counts.append((*batch.num_sampled_nodes, *batch.num_sampled_edges))
-        return HopShapes.of_quantile(
-            counts,
-            padded if padded < 1 else PADDED_SHARE,
-            batch_size=0 if links else most,
-            links=most if links else 0,
+            sizes = (*batch.num_sampled_nodes, *batch.num_sampled_edges)
+            counts.setdefault(len(batch.input_id), []).append(sizes)
+        share = padded if padded < 1 else PADDED_SHARE
+        known = {"batch_size": 0, "links": most} if links else {"batch_size": most}
+        return HopShapes.over(
+            [HopShapes.of_quantile(each, share, **known) for each in counts.values()]
         )
 
     def _gather_stage(self, *, ordered: bool) -> AbstractStage:

@@ -355,6 +355,19 @@ class HopShapes:
         edges = tuple(round_up(max(each, 1), multiple) for each in most[hops + 1 :])
         return HopShapes(batch_size or nodes[0], nodes, edges, links)
 
+    @staticmethod
+    def over(shapes: Sequence["HopShapes"]) -> "HopShapes":
+        """Take the largest of each size, which fits whatever fits one of them.
+
+        >>> HopShapes.over([HopShapes(9, (64, 128), (64,)), HopShapes(4, (64, 192), (64,))])
+        HopShapes(batch_size=9, nodes=(64, 192), edges=(64,), links=0)
+        """
+        nodes, edges = (
+            tuple(max(sizes) for sizes in zip(*of, strict=True))
+            for of in ([each.nodes for each in shapes], [each.edges for each in shapes])
+        )
+        return HopShapes(max(each.batch_size for each in shapes), nodes, edges, shapes[0].links)
+
     def fits(self, nodes: Sequence[int], edges: Sequence[int]) -> bool:
         """Tell whether a batch leaves each hop a row of padding, and has no more edges."""
         rows = all(have < room for have, room in zip(nodes, self.nodes, strict=True))

@@ -198,9 +198,12 @@ def test_shapes_know_how_batches_vary_whatever_an_epoch_has_of_them(
     monkeypatch.setattr(HopShapes, "of_quantile", staticmethod(noted))
     make_plan(small_graph, tmp_path / "plan", fanouts=HOPS, batch_size=batch_size)
     loader = loader_of(tmp_path / "plan", small_graph, padded=True)
-    (counts,) = made
+    counts = [sizes for of_seeds in made for sizes in of_seeds]
     assert len(counts) == 32
-    assert {seeds for seeds, *_ in counts} == {min(batch_size, len(small_graph.train_idx))}
+    seeds = [{most for most, *_ in of_seeds} for of_seeds in made]
+    whole, short = divmod(len(small_graph.train_idx), batch_size)
+    expected = [batch_size] * (whole > 0) + [short] * (0 < short and whole < 32)
+    assert seeds == [{each} for each in expected]
     assert len({tuple(sizes) for _, *sizes in counts}) > 16
     epochs = 8 if batch_size > 20 else 1
     assert all(batch.padded for _ in range(epochs) for batch in loader)

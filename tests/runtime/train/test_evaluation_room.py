@@ -165,7 +165,13 @@ def test_no_batch_is_drawn_far_beyond_the_room_and_edges_count(
 ):
     """Of 2,000 nodes in few columns, each with 60 neighbours: nearly all bytes are edges'."""
     graph = generate_sbm(
-        tmp_path / "dense", num_nodes=2000, degree=60.0, feature_dim=4, num_classes=3, seed=5
+        tmp_path / "dense",
+        num_nodes=2000,
+        degree=60.0,
+        feature_dim=4,
+        num_classes=3,
+        seed=5,
+        degree_exponent=50.0,
     )
     work = Workload(hidden=8, fanouts=[3, 3], seed=4)
     model, ids = build_model(work, 4, 3, "multiclass"), graph.test_idx[:200]
