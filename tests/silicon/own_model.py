@@ -64,7 +64,8 @@ def _train(
 ) -> tuple[list[float], float]:
     """Losses of the first steps, and the seconds of one, its batch included, once all is warm."""
     torch.manual_seed(0)
-    with closing(iter(loader)) as batches:
+    drawn: Any = iter(loader)
+    with closing(drawn) as batches:
         first = next(batch for batch in batches if batch.padded)
     loader.set_epoch(0)
     layers, classes = len(first.num_sampled_edges), loader.graph.num_classes

@@ -202,7 +202,7 @@ def test_shapes_know_how_batches_vary_whatever_an_epoch_has_of_them(
     assert len(counts) == 32
     seeds = [{most for most, *_ in of_seeds} for of_seeds in made]
     whole, short = divmod(len(small_graph.train_idx), batch_size)
-    expected = [batch_size] * (whole > 0) + [short] * (0 < short and whole < 32)
+    expected = [batch_size] * (whole > 0) + [short] * (short > 0 and whole < 32)
     assert seeds == [{each} for each in expected]
     assert len({tuple(sizes) for _, *sizes in counts}) > 16
     epochs = 8 if batch_size > 20 else 1
@@ -236,7 +236,8 @@ def test_the_page_captures_while_no_thread_of_the_loader_works(
     opened, working = list[PlannedLoader](), list[int]()
 
     def open_loader(**settings: Any) -> PlannedLoader:
-        opened.append(PlannedLoader(tmp_path, small_graph, **settings | {"device": "cpu"}))
+        settings["device"] = "cpu"
+        opened.append(PlannedLoader(tmp_path, small_graph, **settings))
         return opened[-1]
 
     def capture(module: torch.nn.Module, inputs: tuple[Tensor, ...]) -> torch.nn.Module:

@@ -166,8 +166,9 @@ def test_a_rank_that_is_killed_on_the_way_to_two_ranks_leaves_the_run_on_one(
     one_and_two: list[Path], on_one_rank: list[float], tmp_path: Path
 ) -> None:
     run, said = tmp_path / "run", list[dict[str, Any]]()
+    one, two = one_and_two
     report = try_two_ranks(
-        *one_and_two, run, fault="0:3:leave:once", max_restarts=1, progress=said.append
+        one, two, run, fault="0:3:leave:once", max_restarts=1, progress=said.append
     )
     assert report.first_step == 20
     assert [epoch.loss for epoch in report.epochs] == pytest.approx(on_one_rank, rel=1e-4)
