@@ -95,6 +95,24 @@ def test_the_page_shows_every_complete_run() -> None:
     assert all(table_row(each) in page for each in records)
 
 
+def test_the_readmes_figures_are_those_of_one_run() -> None:
+    readme = " ".join((ROOT / "README.md").read_text().split())
+
+    def says(record: Path) -> bool:
+        cells = table_row(record).strip("| ").split(" | ")
+        planned, cases = cells[1].split(" of ")
+        (off, late), (mean, worst) = cells[2].split(" / "), cells[4].split(" (")[0].split(" / ")
+        return (
+            f"over {cases} configurations that nobody had seen ({planned} planned)" in readme
+            and f"off by {off} at the median and {late} at the 90th percentile" in readme
+            and f"cost {mean} more than the best measured one on average, {worst} at worst"
+            in readme
+            and f"else {cells[6]}" in readme
+        )
+
+    assert any(says(record) for record in RECORDS.glob("drawn_*.jsonl"))
+
+
 def test_a_killed_run_goes_on_and_another_seed_is_refused(tmp_path: Path) -> None:
     out = tmp_path / "record.jsonl"
     assert read_lines(out, "a") == {}
