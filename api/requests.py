@@ -32,10 +32,15 @@ Seconds = Annotated[float, Field(gt=0.0, le=30 * 86400.0)]
 Name = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[^\x00-\x1f]+$")]
 
 
-class Limited(Strict):
-    """A request that makes a job."""
+class Body(Strict):
+    """What a client sends; a text or a truth value is no number there."""
 
-    model_config = ConfigDict(allow_inf_nan=False)  # JSON has none; Python's reader takes them
+    # JSON has neither NaN nor infinities, but Python's reader takes them.
+    model_config = ConfigDict(strict=True, allow_inf_nan=False)
+
+
+class Limited(Body):
+    """A request that makes a job."""
 
     time_limit_seconds: Seconds | None = Field(
         default=None, description="Longest time an attempt may take; null: the kind's own limit."
@@ -45,7 +50,7 @@ class Limited(Strict):
 Parameters = Annotated[dict[str, float | str], Field(max_length=50)]
 
 
-class SamplerRequest(Strict):
+class SamplerRequest(Body):
     """A sampler that the planner may choose."""
 
     name: Name
@@ -191,10 +196,9 @@ class RunRequest(with_settings(PlanOfRun, TrainOptions)):
     """Body of `POST /v1/runs`: train under a plan on this machine."""
 
 
-class KnownSizes(Strict):
+class KnownSizes(Body):
     """A dataset whose sizes an estimate takes."""
 
-    model_config = ConfigDict(allow_inf_nan=False)
     graph: str | None = Field(
         default=None,
         description="Dataset folder whose sizes are taken, relative to a graph root; null: none.",

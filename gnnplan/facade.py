@@ -1,14 +1,18 @@
 """Planning, explaining and training as three functions; each is a command of `gnnplan` too."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
 from gnnplan.planner.errors import SettingsError
 from gnnplan.planner.machine import MachineModel
-from gnnplan.planner.settings import PlanSettings, change_settings
+from gnnplan.planner.settings import PlanSettings, change_settings, check_values
 from gnnplan.planner.units import Progress
+from gnnplan.runtime.errors import did_you_mean
 from gnnplan.runtime.plan import Plan
+from gnnplan.runtime.plan.setting import make_from
 from gnnplan.runtime.report import RunReport
 
 
@@ -49,7 +53,7 @@ def plan(
     from gnnplan.planner.request import check_request, refuse_unused
 
     graph, out = Path(graph), Path(out)
-    wanted = change_settings(settings or PlanSettings(), choices)
+    wanted = change_settings(_request(settings), choices)
     refuse_unused(wanted)
     if not isinstance(machine, MachineModel):
         machine = None if machine is None else str(machine)
@@ -113,6 +117,7 @@ def train(
     """
     from gnnplan.runtime.graph.format import META_FILE
 
+    _check_options({"epochs": epochs, **options})
     place = Path(plan)
     if (place / META_FILE).is_file():
         from gnnplan.planner.queries.tuned import train_dataset
@@ -120,7 +125,7 @@ def train(
         wanted = Path(f"{place.resolve().name}-plan") if out is None else Path(out)
         asked = {"progress": lambda _: None, **options}
         return train_dataset(
-            place, settings or PlanSettings(), machine=machine, out=wanted, epochs=epochs, say=say,
+            place, _request(settings), machine=machine, out=wanted, epochs=epochs, say=say,
             **asked,
         )  # fmt: skip
     if out is not None or machine is not None or settings is not None:
@@ -131,3 +136,29 @@ def train(
     from gnnplan.runtime.launch.launch import train as start_training
 
     return start_training(place, epochs=epochs, **options)
+
+
+def _request(settings: object) -> PlanSettings:
+    """Return the settings that were given, or the defaults; refuse what is something else."""
+    if settings is not None and not isinstance(settings, PlanSettings):
+        raise SettingsError(
+            f"settings: expected PlanSettings, found {settings!r:.80}; give "
+            "gnnplan.PlanSettings(), or single settings by name"
+        )
+    return settings or PlanSettings()
+
+
+def _check_options(options: Mapping[str, Any]) -> None:
+    """Refuse options of a run that there are not, or whose values cannot be."""
+    from gnnplan.runtime.launch.config import RunConfig, TrainOptions
+    from gnnplan.runtime.launch.launch import train as start_training
+
+    run = {each.name for each in fields(RunConfig)} - {"plan_folder", "run_folder", "launched"}
+    known = run | (set(signature(start_training).parameters) - {"plan_folder", "options"})
+    for name in options:
+        if name not in known:
+            expected = ", ".join(sorted(known))
+            guess = did_you_mean(name, known)
+            raise SettingsError(f"expected options among {expected}, found {name!r}{guess}")
+    check_values(make_from(TrainOptions, options))
+    RunConfig(plan_folder="", run_folder="", **{k: v for k, v in options.items() if k in run})

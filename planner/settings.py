@@ -7,13 +7,14 @@ earlier are read without these checks.
 import functools
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar, cast
 
 from gnnplan.planner.errors import SettingsError
 from gnnplan.planner.placement.policies.registry import PLACEMENT_POLICIES
 from gnnplan.runtime.errors import did_you_mean
+from gnnplan.runtime.plan.check import find_fault
 from gnnplan.runtime.plan.schema import MOST_FANOUT, Workload
-from gnnplan.runtime.plan.setting import Range, Setting, own_fields, setting_fields
+from gnnplan.runtime.plan.setting import Range, Setting, setting_fields
 from gnnplan.runtime.sampling.registry import DEFAULT_SAMPLER, SAMPLERS, is_layerwise
 from gnnplan.runtime.stages import refuse_captured_model
 
@@ -21,27 +22,13 @@ Settings = TypeVar("Settings", bound="PlanSettings")
 
 
 def check_values(owner: object) -> None:
-    """Refuse a number outside its field's range, or a word that is not among its choices.
-
-    Fields of nested dataclasses are not checked; None is allowed.
+    """Refuse a value of another type than its field's, outside its range, or not among its choices.
 
     Raises:
-        SettingsError: a value cannot be; the line names its flag.
+        SettingsError: a value cannot be; the line names it, and its flag.
     """
-    for each in own_fields(type(owner)):
-        found, wanted = getattr(owner, each.name), each.setting.range
-        if each.choices:
-            if found in each.choices:
-                continue
-            expected = f"one of {', '.join(each.choices)}"
-        elif wanted is None or found is None or isinstance(found, list | dict) or wanted.has(found):
-            continue
-        else:
-            expected = str(wanted)
-        raise SettingsError(
-            f"{each.name.replace('_', ' ')}: expected {expected}, found {found!r}"
-            f"{did_you_mean(str(found), each.choices)}; correct {each.flag}"
-        )
+    if fault := find_fault(owner):
+        raise SettingsError(fault)
 
 
 def check_workload(work: Workload) -> None:
@@ -51,7 +38,6 @@ def check_workload(work: Workload) -> None:
         SettingsError: a value cannot be, or values contradict each other.
     """
     check_values(work)
-    check_values(work.links)
     if work.model == "gat" and work.num_layers > 1 and work.hidden % work.heads:
         raise SettingsError(
             f"model gat: expected hidden ({work.hidden}) divisible by heads ({work.heads}); change "
@@ -342,8 +328,8 @@ class PlanSettings:
     ] = None
 
     def __post_init__(self) -> None:
-        check_workload(self.workload)
         check_values(self)
+        check_workload(self.workload)
         model = self.workload.model
         if model not in MODELS and ":" not in model:
             raise SettingsError(
@@ -419,7 +405,8 @@ def change_settings(settings: Settings, values: Mapping[str, Any]) -> Settings:
             expected = ", ".join(sorted(known - {"workload"}))
             guess = did_you_mean(name, known)
             raise SettingsError(f"expected settings among {expected}, found {name!r}{guess}")
-    layers = {"num_layers": len(values["fanouts"])} if "fanouts" in values else {}
+    fanouts = values.get("fanouts")
+    layers = {"num_layers": len(cast("list[Any]", fanouts))} if isinstance(fanouts, list) else {}
     return _changed(settings, layers | dict(values))
 
 
@@ -432,6 +419,10 @@ def _field_names(owner: Any) -> set[str]:
 def _changed(owner: Any, values: Mapping[str, Any]) -> Any:
     """Replace fields by name, in nested dataclasses too."""
     found = {each.name: values.get(each.name, getattr(owner, each.name)) for each in fields(owner)}
-    return replace(
-        owner, **{k: _changed(v, values) if is_dataclass(v) else v for k, v in found.items()}
-    )
+    inner = {name: _changed(v, values) for name, v in found.items() if _is_object(v)}
+    return replace(owner, **found | inner)
+
+
+def _is_object(value: object) -> bool:
+    """Return whether a value is a dataclass's object, not the class itself."""
+    return is_dataclass(value) and not isinstance(value, type)

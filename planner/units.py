@@ -1,5 +1,6 @@
 """Read and write sizes, counts and settings as people and flags do, and report progress."""
 
+import math
 import re
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, cast
@@ -23,9 +24,10 @@ def parse_bytes(text: str | None, option: str) -> int | None:
     if text is None:
         return None
     match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([kmgt]?i?)b?\s*", text.lower())
-    if not match or match[2] not in UNITS:
-        raise SettingsError(f"{option}: expected a size such as 512MiB or 8GB, found {text!r}")
-    return int(float(match[1]) * UNITS[match[2]])
+    size = float(match[1]) * UNITS[match[2]] if match and match[2] in UNITS else math.inf
+    if not math.isfinite(size):
+        raise SettingsError(f"{option}: expected a size such as 512MiB or 8GB, found {text!r:.60}")
+    return int(size)
 
 
 def counted(number: int, word: str) -> str:
@@ -193,9 +195,10 @@ def parse_sampler(text: str, name: str) -> SamplerChoice:
 
 def _number_or_text(text: str) -> float | str:
     try:
-        return float(text)
+        number = float(text)
     except ValueError:
         return text
+    return number if math.isfinite(number) else text  # JSON has no others; samplers read the text
 
 
 def seconds_text(seconds: float) -> str:

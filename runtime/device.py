@@ -38,6 +38,8 @@ class Listed:
     uuid: str
     slices: list[str] | None = None
     """UUIDs of a divided GPU's slices (MIG); None: it is whole, or they are unknown."""
+    divided: bool = False
+    """Whether it is under MIG; its slices may be unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +57,14 @@ def shown_gpus(
 
     Indices, and beginnings of UUIDs that fit one device alone, are read as CUDA reads them: the
     list ends before the first word that names none, and a device named twice leaves none. CUDA
-    shows a process only the first slice, and no whole GPU beside it.
+    shows a process only the first slice, and no whole GPU beside it. A divided GPU whose slices are
+    unknown stands for its first one, unless those of another are known.
     """
     text = (os.environ if environment is None else environment).get(VARIABLE)
     found = _all_of(listed) if text is None else _named(text, listed)
-    return next(([each] for each in found if each.slice is not None), found)
+    named = [each for each in found if each.slice is not None]
+    unnamed = [each for each in found if listed[each.gpu].divided]
+    return named[:1] or unnamed[:1] or found
 
 
 def read_slices(nvml: Any, handle: Any) -> list[Any] | None:
@@ -453,13 +458,18 @@ def _asked(nvml: Any, name: str, argument: Any) -> Any:
 def _shown_handles(
     nvml: Any, handles: list[Any], environment: Mapping[str, str] | None
 ) -> list[Any]:
-    slices = [read_slices(nvml, each) if _is_divided(nvml, each) else None for each in handles]
+    divided = [_is_divided(nvml, handle) for handle in handles]
+    slices = [
+        read_slices(nvml, handle) if is_divided else None
+        for handle, is_divided in zip(handles, divided, strict=True)
+    ]
     listed = [
         Listed(
             uuid=_text(nvml.nvmlDeviceGetUUID(handle)),
             slices=None if parts is None else [_text(nvml.nvmlDeviceGetUUID(p)) for p in parts],
+            divided=is_divided,
         )
-        for handle, parts in zip(handles, slices, strict=True)
+        for handle, parts, is_divided in zip(handles, slices, divided, strict=True)
     ]
     devices = shown_gpus(listed, environment)
     shown = [(handles[each.gpu], slices[each.gpu], each.slice) for each in devices]

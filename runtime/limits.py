@@ -82,12 +82,16 @@ def _quotient(quota: str, period: str) -> float | None:
 
 
 def _first_version(controller: str, sys: Path | None, proc: Path | None) -> list[Path]:
-    """Return a version 1 controller's group of this process and those above it, its own first."""
+    """Return a version 1 controller's group of this process and those above it, its own first.
+
+    Controllers of one hierarchy are mounted together under their names, in any order.
+    """
     root = (SYS if sys is None else sys) / "fs/cgroup"
     for controllers, path in _memberships(proc):
         if controller in controllers.split(","):
-            mounts = [root / controller, root / controllers]
-            return next((_upwards(each, path) for each in mounts if each.is_dir()), [])
+            mounts = [root / controller, *sorted(root.glob(f"*{controller}*"))]
+            named = (each for each in mounts if controller in each.name.split(","))
+            return next((_upwards(each, path) for each in named if each.is_dir()), [])
     return []
 
 

@@ -38,7 +38,9 @@ from gnnplan.planner.report.measured import Measured, compare_run, draw_measured
 from gnnplan.planner.report.page import machine_of, swatch
 from gnnplan.planner.report.svg import CurvePoint, draw_curve
 from gnnplan.planner.report.words import time_text
+from gnnplan.planner.units import read_texts
 from gnnplan.runtime.errors import GnnplanError
+from gnnplan.runtime.launch.config import TrainOptions
 from gnnplan.runtime.plan.schema import Plan
 
 MOST_POINTS = 400
@@ -253,7 +255,9 @@ async def start_run(
 ) -> Response:
     """Train under the plan; lead to the run."""
     fields = await form(request)
-    options = {"epochs": fields.get("epochs", "10"), "force": fields.get("force") == "yes"}
+    given = {"epochs": fields.get("epochs", "10")}
+    options = read_texts(TrainOptions, given, name_of=lambda each: each.name)
+    options["force"] = fields.get("force") == "yes"
     try:
         wanted = RunRequest.model_validate({"plan": plan, **options})
     except ValidationError as error:

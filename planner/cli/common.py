@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast, get_type_hints
 
 import typer
 
-from gnnplan.planner.settings import PlanSettings, change_settings
+from gnnplan.planner.settings import PlanSettings, change_settings, check_values
 from gnnplan.planner.units import AUTO, default_text, flag_help, is_repeated, is_text, read_texts
 from gnnplan.runtime import codec
 from gnnplan.runtime.plan.schema import Workload
@@ -97,6 +97,7 @@ def with_options(**makers: Make | None) -> Callable[[Callable[..., Answer]], Cal
                     made[name] = maker(values)
                 elif setting_fields(kind):
                     made[name] = make_from(kind, values)
+                    check_values(made[name])
                 else:
                     made[name] = kind(**texts)
             return command(**made)

@@ -7,6 +7,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from gnnplan.planner.errors import SettingsError
+from gnnplan.planner.settings import check_values
 from gnnplan.runtime.launch.config import RanksOffer, Trials, check_alike, read_offer, write_offer
 from gnnplan.runtime.plan.io import load_plan
 from gnnplan.runtime.plan.schema import Interval, Plan
@@ -69,6 +70,7 @@ class TuneRequest:
     """Most epochs of a run to that score."""
 
     def __post_init__(self) -> None:
+        check_values(self)
         for name, most in MOST.items():
             found = getattr(self, name)
             if not 1 <= found <= most:

@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from gnnplan.runtime import codec
 from gnnplan.runtime.errors import DatasetError
 from gnnplan.runtime.graph.findings import Finding, GraphWarning, find_all
 from gnnplan.runtime.graph.format import (
+    BFLOAT16,
     META_FILE,
     SPLITS,
     GraphMeta,
@@ -28,6 +29,7 @@ from gnnplan.runtime.graph.format import (
     check_full,
     content_fingerprint,
     map_arrays,
+    one_line,
     read_meta,
     row_dtype,
     row_type_name,
@@ -217,29 +219,30 @@ def write_graph(
     folder: Path,
     *,
     name: str,
-    indptr: NDArray[Any],
-    indices: NDArray[Any],
-    train_idx: NDArray[Any],
-    val_idx: NDArray[Any],
-    test_idx: NDArray[Any],
+    indptr: ArrayLike,
+    indices: ArrayLike,
+    train_idx: ArrayLike,
+    val_idx: ArrayLike,
+    test_idx: ArrayLike,
     task: Task,
     num_classes: int,
-    x: NDArray[Any] | None = None,
+    x: ArrayLike | None = None,
     x_csr: SparseFeatures | None = None,
-    y: NDArray[Any] | None = None,
+    y: ArrayLike | None = None,
     feature_dim: int | None = None,
-    edge_weight: NDArray[Any] | None = None,
-    edge_type: NDArray[Any] | None = None,
-    edge_id: NDArray[Any] | None = None,
-    node_type: NDArray[Any] | None = None,
+    edge_weight: ArrayLike | None = None,
+    edge_type: ArrayLike | None = None,
+    edge_id: ArrayLike | None = None,
+    node_type: ArrayLike | None = None,
     notes: list[str] | None = None,
     overwrite: bool = False,
 ) -> Graph:
     """Write arrays as a dataset folder, whole or not at all, and open it (validated).
 
-    Arrays are those of `Graph`'s fields of the same names. `feature_dim` declares the width where
-    there is no `x`, `num_classes` is 0 where there are no labels, and `notes` has a line for each
-    decision taken. With `overwrite` an earlier dataset is kept as `<folder>.previous`.
+    Arrays are those of `Graph`'s fields of the same names; lists are taken too. `feature_dim`
+    declares the width where there is no `x`, `num_classes` is 0 where there are no labels, and
+    `notes` has a line for each decision taken. With `overwrite` an earlier dataset is kept as
+    `<folder>.previous`.
 
     Raises:
         DatasetError: the arrays do not fit together or hold a fault that no training can use, or
@@ -248,43 +251,74 @@ def write_graph(
     Warns:
         GraphWarning: oddities, each with its count; the notes have them too.
     """
-    num_nodes = len(indptr) - 1
-    ids = np.int32 if num_nodes <= np.iinfo(np.int32).max else np.int64
-    if indices.size and (indices.min() < 0 or indices.max() > np.iinfo(ids).max):
-        raise DatasetError(f"{folder}: expected node ids from 0 to {num_nodes - 1} in indices")
-    table = x if x_csr is None or x is not None else x_csr.data
-    width = x.shape[1] if x is not None and x.ndim == 2 else feature_dim or 0
-    arrays: dict[str, tuple[NDArray[Any] | None, Any]] = {
-        "indptr": (indptr, np.int64),
-        "indices": (indices, ids),
-        "train_idx": (train_idx, np.int64),
-        "val_idx": (val_idx, np.int64),
-        "test_idx": (test_idx, np.int64),
-        "x": (x, None),
-        "y": (y, np.int64),
-        "edge_weight": (edge_weight, np.float32),
-        "edge_type": (edge_type, np.int32),
-        "edge_id": (edge_id, np.int64),
-        "node_type": (node_type, np.int32),
-    }
+    given: dict[str, Any] = {
+        "indptr": indptr, "indices": indices, "train_idx": train_idx, "val_idx": val_idx,
+        "test_idx": test_idx, "x": x, "y": y, "edge_weight": edge_weight, "edge_type": edge_type,
+        "edge_id": edge_id, "node_type": node_type,
+    }  # fmt: skip
     if x is None and x_csr is not None:
-        arrays["x_indptr"] = (x_csr.indptr, np.int64)
-        arrays |= {"x_indices": (x_csr.indices, None), "x_data": (x_csr.data, None)}
+        given |= {"x_indptr": x_csr.indptr, "x_indices": x_csr.indices, "x_data": x_csr.data}
+    arrays = {
+        key: _as_array(folder / f"{key}.npy", each)
+        for key, each in given.items()
+        if each is not None
+    }
+    num_nodes = len(arrays["indptr"]) - 1
+    for key in _IDS:
+        if key in arrays:
+            _refuse_flags(folder / f"{key}.npy", arrays[key], num_nodes)
+    ids = np.int32 if num_nodes <= np.iinfo(np.int32).max else np.int64
+    sources = arrays["indices"]
+    if sources.size and (sources.min() < 0 or sources.max() > np.iinfo(ids).max):
+        raise DatasetError(f"{folder}: expected node ids from 0 to {num_nodes - 1} in indices")
+    table = arrays.get("x", arrays.get("x_data"))
+    width = table.shape[1] if "x" in arrays and table is not None and table.ndim == 2 else 0
     with Staging(folder, overwrite=overwrite) as staging:
-        for key, (array, dtype) in arrays.items():
-            if array is not None:
-                staging.save(key, array, dtype)
+        for key, array in arrays.items():
+            staging.save(key, array, _STORED.get(key, np.int64) if key != "indices" else ids)
         return commit_dataset(
             staging,
             name=name,
             num_nodes=num_nodes,
-            num_edges=len(indices),
-            feature_dim=width,
+            num_edges=len(sources),
+            feature_dim=width or feature_dim or 0,
             feature_dtype="float32" if table is None else row_type_name(table.dtype),
             feature_storage="dense" if x is not None else ("none" if x_csr is None else "sparse"),
             num_classes=num_classes,
             task=task,
             notes=notes or [],
+        )
+
+
+_IDS = ("indptr", "indices", *SPLITS, "edge_id", "x_indptr", "x_indices")
+"""Arrays of numbers of nodes, edges or entries, in which flags have no place."""
+_STORED: dict[str, Any] = {
+    **dict.fromkeys(("x", "x_indices", "x_data")),  # as they are
+    "edge_weight": np.float32,
+    "edge_type": np.int32,
+    "node_type": np.int32,
+}
+"""Types of arrays in their files, where it is not int64."""
+
+
+def _as_array(path: Path, values: ArrayLike) -> NDArray[Any]:
+    """Return numbers as an array; a list is taken too."""
+    try:
+        array = np.asarray(values)
+    except (TypeError, ValueError, RuntimeError) as error:  # unequal rows; a tensor with gradients
+        raise DatasetError(f"{path}: expected an array of numbers: {one_line(error)}") from None
+    if array.ndim == 0 or not (array.dtype.kind in "fiub" or array.dtype == BFLOAT16):
+        found = f"one {type(values).__name__}" if array.ndim == 0 else f"values of {array.dtype}"
+        raise DatasetError(f"{path}: expected an array of numbers, found {found}")
+    return array
+
+
+def _refuse_flags(path: Path, ids: NDArray[Any], num_nodes: int) -> None:
+    """Refuse flags in the place of ids: booleans, or a 0 or 1 for each of several nodes."""
+    each = ids.shape == (num_nodes,) and num_nodes > 2 and path.stem in SPLITS
+    if ids.dtype.kind == "b" or (each and bool(np.isin(ids, (0, 1)).all())):
+        raise DatasetError(
+            f"{path}: expected ids, found a flag for each of {len(ids)}; give np.flatnonzero(flags)"
         )
 
 
@@ -299,15 +333,11 @@ def commit_dataset(staging: Staging, **facts: Any) -> Graph:
         meta = codec.decode(GraphMeta, codec.to_plain(facts))
     except codec.CodecError as error:
         raise DatasetError(f"{staging.target}: cannot become a dataset: {error}") from None
-    try:
-        arrays = map_arrays(staging.folder, meta)
-        check_fast(staging.folder, meta, arrays)
-        check_full(staging.folder, meta, arrays)
-        found = find_all(meta, arrays)
-        _report(staging.folder, [finding for finding in found if finding.fault])
-    except DatasetError as error:
-        text = str(error).replace(str(staging.folder), str(staging.target))
-        raise DatasetError(text) from None
+    arrays = map_arrays(staging.folder, meta)
+    check_fast(staging.folder, meta, arrays)
+    check_full(staging.folder, meta, arrays)
+    found = find_all(meta, arrays)
+    _report(staging.folder, [finding for finding in found if finding.fault])
     meta = dataclasses.replace(
         meta,
         fingerprint=content_fingerprint(staging.folder, meta, arrays),

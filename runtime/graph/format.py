@@ -323,6 +323,28 @@ def check_range(path: Path, array: NDArray[Any], low: int, high: int, what: str)
             raise DatasetError(f"{path}: expected {what} from {low} to {high - 1}, found {found}")
 
 
+def check_whole(path: Path, values: NDArray[Any], dtype: Any) -> None:
+    """Refuse numbers that an integer type would not hold as they are.
+
+    Fractions beyond the digits of their type are refused too: they may stand for several numbers.
+    """
+    if values.dtype.kind == "f":
+        whole = np.isfinite(values) & (np.trunc(values) == values)
+        if not whole.all():
+            raise DatasetError(
+                f"{path}: expected whole numbers, found {(~whole).sum()} others of {whole.size} "
+                f"(the first: {values[~whole][0]}); correct them in the source"
+            )
+        most = 2.0 ** (np.finfo(values.dtype).nmant + 1)
+        if (np.abs(values) >= most).any():
+            raise DatasetError(
+                f"{path}: expected whole numbers that {values.dtype} tells apart (below "
+                f"{most:,.0f}), found {values[np.abs(values) >= most][0]:,.0f}; write integers"
+            )
+    limits = np.iinfo(dtype)
+    check_range(path, values, int(limits.min), int(limits.max) + 1, "whole numbers")
+
+
 def check_labels(
     path: Path, y: NDArray[np.int64], meta: GraphMeta, train_idx: NDArray[np.int64]
 ) -> None:

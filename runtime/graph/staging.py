@@ -19,7 +19,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from gnnplan.runtime.errors import DatasetError
 from gnnplan.runtime.folders import Unfinished, free_name, sweep_unfinished, take_name
-from gnnplan.runtime.graph.format import META_FILE, read_meta
+from gnnplan.runtime.graph.format import META_FILE, check_whole, read_meta
 
 _log = logging.getLogger(__name__)
 
@@ -36,9 +36,11 @@ class ArrayWriter:
         self._header_bytes = self._file.write(self._header())
 
     def append(self, chunk: NDArray[Any]) -> None:
-        """Append rows, cast to the file's dtype."""
+        """Append rows, cast to the file's dtype, which must hold whole numbers as they are."""
         if tuple(chunk.shape[1:]) != self.row_shape:
             raise ValueError(f"expected rows of shape {self.row_shape}, found {chunk.shape[1:]}")
+        if self.dtype.kind in "iu" and not np.can_cast(chunk.dtype, self.dtype):
+            check_whole(self.path, chunk, self.dtype)
         data = np.ascontiguousarray(chunk, dtype=self.dtype)
         self._file.write(data.reshape(-1).view(np.uint8).data)
         self.rows += len(chunk)
@@ -85,7 +87,8 @@ class Staging:
     """A hidden folder beside the target that becomes the target on `commit`.
 
     As a context manager it removes everything written without a commit, also on SIGTERM. The
-    leavings of a killed process are removed by the next one. With `overwrite` an earlier dataset is
+    leavings of a killed process are removed by the next one. A DatasetError that names a file in it
+    comes out with the target's name. With `overwrite` an earlier dataset is
     kept as `<target>.previous`. Raises DatasetError where the target is occupied
     (`refuse_occupied`), or cannot be written.
     """
@@ -147,6 +150,9 @@ class Staging:
         self._ends.__exit__(None, None, None)
         if isinstance(error, OSError) and error.errno in _FULL:
             raise DatasetError(_full_text(self.target)) from error
+        hidden = str(self.folder)
+        if isinstance(error, DatasetError) and hidden in (text := str(error)):
+            raise DatasetError(text.replace(hidden, str(self.target))) from None
 
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 from gnnplan.runtime import codec
 from gnnplan.runtime.errors import InputError
 from gnnplan.runtime.faults.failure import TRIAL_MARK, plan_on_trial
+from gnnplan.runtime.plan.check import find_fault
 from gnnplan.runtime.plan.schema import Plan
 from gnnplan.runtime.plan.setting import FANOUTS, Range, Setting
 
@@ -112,6 +113,8 @@ class RunConfig:
     """Whether `launch` started the rank, which must then not outlive its parent."""
 
     def __post_init__(self) -> None:
+        if fault := find_fault(self):
+            raise InputError(fault)
         if self.epochs < 1:
             raise InputError(f"expected at least 1 epoch, found {self.epochs}")
         if self.max_steps is not None and self.max_steps < 1:

@@ -30,6 +30,7 @@ from gnnplan.runtime.identity import open_planned_graph, unused_weights
 from gnnplan.runtime.loader.device import DeviceSampleStage
 from gnnplan.runtime.loader.device_place import padded_stage
 from gnnplan.runtime.loader.factory import LoaderParts
+from gnnplan.runtime.loader.position import Position
 from gnnplan.runtime.loader.pyg import (
     PygView,
     Selection,
@@ -77,61 +78,6 @@ def plan_folder(plan: object) -> Path:
             "the script with gnnplan launch"
         )
     return Path(named)
-
-
-class Position:
-    """Epoch and step of the next batch."""
-
-    def __init__(self, plan_id: str, num_steps: int, epoch: int = 0) -> None:
-        self._plan_id, self._num_steps = plan_id, num_steps
-        self.epoch: int = epoch
-        self.step: int = 0
-        self._taken = False
-
-    def advance(self) -> None:
-        """Count a batch as taken."""
-        self._taken = True
-        self.step += 1
-        if self.step == self._num_steps:
-            self.epoch, self.step = self.epoch + 1, 0
-
-    def set_epoch(self, epoch: int) -> None:
-        """Start `epoch`, or stay at a place in it that was just loaded.
-
-        A script may so call this before each epoch, like a DistributedSampler's, also before the
-        one that it goes on in.
-        """
-        if self._taken or epoch != self.epoch:
-            self.epoch, self.step, self._taken = epoch, 0, False
-
-    def begin_epoch(self) -> None:
-        """Start the next epoch where some, not all, batches of this one were taken."""
-        if self._taken and self.step:
-            self.set_epoch(self.epoch + 1)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return plain values for a checkpoint."""
-        return {"plan_id": self._plan_id, "epoch": self.epoch, "step": self.step}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state_dict` was called, under the same plan."""
-        try:
-            plan_id, epoch, step = str(state["plan_id"]), int(state["epoch"]), int(state["step"])
-        except (KeyError, TypeError, ValueError):
-            epoch = step = -1
-            plan_id = ""
-        if epoch < 0 or not 0 <= step < self._num_steps:
-            raise InputError(
-                f"expected a loader's state_dict (plan_id, epoch, step below {self._num_steps}), "
-                f"found {dict(state)!r:.200}"
-            )
-        if plan_id != self._plan_id:
-            raise PlanError(
-                f"expected the state of a loader of plan {self._plan_id[:12]}, found one of plan "
-                f"{plan_id[:12]}; go on under that plan, or start at an epoch's beginning with "
-                "set_epoch"
-            )
-        self.epoch, self.step, self._taken = epoch, step, False
 
 
 _log = logging.getLogger(__name__)
@@ -238,6 +184,7 @@ class PlannedLoader:
         self.meter = StageMeter() if meter is None else meter
         self._device, self._row_dtype = torch.device(device), row_dtype
         self._on_device, self._comm = on_device, comm
+        self._lender: PlannedLoader | None = None
         self._streams = streams_of(self._device) if streams is None else streams
         asked: dict[str, Any] = {
             "batch_size": batch_size,
@@ -275,8 +222,10 @@ class PlannedLoader:
         Arguments are as in the constructor; `input_nodes` None means all nodes, as PyG has it, and
         `blocks` None what this loader hands out. Each rank gets its share of the seeds, in as many
         batches as the others; with `alone` all of them. A GPU draws from this one's lists, unless
-        ranks hold them in parts or share batches: then the host draws. Close it before this loader.
+        ranks hold them in parts or share batches: then the host draws. It closes with this loader,
+        which stays open as long as one of the two is held.
         """
+        self._refuse_closed()
         blocks = self._view is None if blocks is None else blocks
         selected = select_seeds(
             self._planned, self.graph, input_nodes, edge_label_index=edge_label_index,
@@ -284,8 +233,9 @@ class PlannedLoader:
             drop_last=drop_last, blocks=blocks, alone=alone,
         )  # fmt: skip
         made = copy.copy(self)
-        made.meter = StageMeter()
+        made.meter, made._lender = StageMeter(), self
         made._open(selected, blocks=blocks, transform=transform, padded=padded, lender=self._parts)
+        self._borrowers.add(made)
         return made
 
     def _open(
@@ -337,7 +287,9 @@ class PlannedLoader:
         self._give_back.atexit = False  # the process's end frees all of it
         # Ranks may meet in a stage whose batches come in order: a collective, drawn or gathered.
         self._meets = self.size > 1 and any(stage.ordered for stage in self.stages)
-        self._ready: Prefetcher[MadeBatch] | None = None
+        # Weak: what makes batches holds this loader, and a dropped one is to end its threads.
+        self._ready: Callable[[], Prefetcher[MadeBatch] | None] = lambda: None
+        self._borrowers: weakref.WeakSet[PlannedLoader] = weakref.WeakSet()
         self._view = None
         if not blocks:
             shapes = self._parts.padded_shapes(self.stages, padded, epoch) if padded else None
@@ -372,7 +324,7 @@ class PlannedLoader:
 
     def __iter__(self) -> Iterator[Any]:
         """Yield an epoch's batches: all of them, or the rest after `load_state_dict`."""
-        self._end_iteration()
+        self._begin_iteration()
         self.position.begin_epoch()
         yield from self.batches()
 
@@ -381,7 +333,7 @@ class PlannedLoader:
 
         An iteration that is left early goes on here.
         """
-        self._end_iteration()
+        self._begin_iteration()
         epoch, first, base = self.position.epoch, self.position.step, self.handed_out
         count = len(self) - first if most is None else min(most, len(self) - first)
 
@@ -396,9 +348,8 @@ class PlannedLoader:
         if order is not None:
             order.begin(count)
         depth = self.plan.strategy.prefetch_depth
-        ready = self._ready = Prefetcher(
-            produce, count, workers=self._workers, depth=depth, meets=self._meets
-        )
+        ready = Prefetcher(produce, count, workers=self._workers, depth=depth, meets=self._meets)
+        self._ready = weakref.ref(ready)
         try:
             for made in ready:
                 batch = take_made(made, self._streams)
@@ -411,16 +362,24 @@ class PlannedLoader:
                 del batch, made  # its buffer is free again before the next batch is waited for
                 if order is not None:
                     order.next_step()
+            if self.handed_out < base + count:
+                self._refuse_closed()
         finally:
             with nullcontext() if order is None else order.leaving():
-                if ready.close() and self._ready is ready:
-                    self._ready = None  # a dropped loader now ends its threads
+                ready.close()
 
-    def _end_iteration(self) -> None:
-        """Wait until nothing of an earlier iteration is under way."""
-        if self._ready is not None:
-            self._ready.close(patience_s=None)
-            self._ready = None
+    def _begin_iteration(self) -> None:
+        """Refuse a closed loader; wait until nothing of an earlier iteration is under way."""
+        self._refuse_closed()
+        if (ready := self._ready()) is not None:
+            ready.close(patience_s=None)
+
+    def _refuse_closed(self) -> None:
+        if not self._give_back.alive:
+            raise InputError(
+                "expected an open loader, found one that was closed (itself, or the one whose rows "
+                "it reads); make another one"
+            )
 
     def set_epoch(self, epoch: int) -> None:
         """Go to the first step of `epoch`, or stay where `load_state_dict` went within it."""
@@ -469,10 +428,11 @@ class PlannedLoader:
             self.set_factor(float(state["factor"]))
 
     def close(self) -> None:
-        """End the prefetch threads and give back the feature store."""
-        if self._ready is not None:
-            self._ready.close(at_once=True)
-            self._ready = None
+        """End the prefetch threads, give back the feature store, and close loaders over it."""
+        for each in list(self._borrowers):
+            each.close()
+        if (ready := self._ready()) is not None:
+            ready.close(at_once=True)
         self._give_back()
 
     def _make(self, epoch: int, step: int, index: int, turn: int, turns: Turns) -> MadeBatch:

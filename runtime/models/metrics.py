@@ -239,13 +239,16 @@ def _gather(scores: Tensor, labels: Tensor, comm: Ranks) -> tuple[Tensor, Tensor
     return flat[:total], flat[total:] > 0
 
 
-def roc_auc(scores: NDArray[np.floating[Any]], labels: NDArray[np.bool_]) -> float:
+def roc_auc(scores: NDArray[np.floating[Any]], labels: NDArray[Any]) -> float:
     """Compute ROC-AUC by ranks (Mann-Whitney U, ties at half); NaN with one class only.
 
-    >>> roc_auc(np.array([0.1, 0.4, 0.35, 0.8]), np.array([False, False, True, True]))
+    Labels are truth values or numbers, of which those above 0 are positive.
+
+    >>> roc_auc(np.array([0.1, 0.4, 0.35, 0.8]), np.array([0, 0, 1, 1]))
     0.75
     """
     _refuse_not_finite(scores.size - int(np.isfinite(scores).sum()), scores.size)
+    labels = np.asarray(labels) > 0  # numbers would be taken for places
     positives = int(labels.sum())
     negatives = labels.shape[0] - positives
     if positives == 0 or negatives == 0:

@@ -36,9 +36,11 @@ class Range:
     def has(self, value: Any) -> bool:
         """Return whether a value is a number of this range; NaN is not."""
         kind = numbers.Integral if self.whole else numbers.Real
-        if isinstance(value, bool) or not isinstance(value, kind) or not math.isfinite(value):
+        if isinstance(value, bool) or not isinstance(value, kind):
             return False
-        number: Any = value
+        number: Any = value  # a whole one may be too large for isfinite
+        if not (isinstance(value, numbers.Integral) or math.isfinite(number)):
+            return False
         low = number > self.least if self.above_least else number >= self.least
         return bool(low and (number < self.most if self.below_most else number <= self.most))
 

@@ -5,6 +5,7 @@ imported when they are called, so that the table loads neither torch nor numba.
 """
 
 import importlib
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -336,11 +337,14 @@ def choice(name: str, values: Values, kind: type[E], key: str) -> E:
 def number(name: str, values: Values, key: str) -> float:
     """Return a parameter of sampler `name` that is a number, "inf" included."""
     try:
-        return float(values[key])
+        found = float(values[key])
     except ValueError:
+        found = math.nan
+    if math.isnan(found):
         raise SamplerError(
             f"sampler {name}: expected {key} to be a number, found {values[key]!r}; correct it"
-        ) from None
+        )
+    return found
 
 
 def layer_sizes(name: str, values: Values, fanouts: Sequence[int]) -> list[int]:

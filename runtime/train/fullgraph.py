@@ -23,7 +23,7 @@ from gnnplan.runtime.fullgraph import check_settings
 from gnnplan.runtime.fullgraph.forward import FullGraphModel
 from gnnplan.runtime.fullgraph.part import Part
 from gnnplan.runtime.graph.dataset import Graph
-from gnnplan.runtime.loader.loader import Position
+from gnnplan.runtime.loader.position import Position
 from gnnplan.runtime.meter import StageMeter
 from gnnplan.runtime.models.build import BlockModel, build_model
 from gnnplan.runtime.models.metrics import loss_sum

@@ -76,6 +76,7 @@ class Workers:
         ]
         for thread in self._threads:
             thread.start()
+        self.idents = frozenset(thread.ident for thread in self._threads)
 
     def start(self, job: Callable[[], None]) -> None:
         """Run `job` on the next free thread."""
@@ -137,6 +138,7 @@ class Prefetcher(Generic[T]):
         self._left = False
         """Whether the consumer has left."""
         self._working = 0 if workers is None else min(workers.count, count)
+        self._makers = frozenset() if workers is None else workers.idents
         self._serial = self._working == 0
         for _ in range(self._working):
             assert workers is not None
@@ -165,6 +167,8 @@ class Prefetcher(Generic[T]):
             return self._produce(index, InOrder())
         with self._changed:
             while index not in self._ready and index not in self._errors:
+                if self._left:  # closed by another thread
+                    raise StopIteration
                 self._changed.wait()
             self._consumed += 1
             self._changed.notify_all()
@@ -177,7 +181,8 @@ class Prefetcher(Generic[T]):
         """Stop making items and drop those that are ready; return whether all threads have left.
 
         With `at_once`, nothing more is made even where ranks meet: they may be gone. Without
-        patience it waits until items under way are made.
+        patience it waits until items under way are made. On a thread that makes items, where
+        Python's collector may drop the consumer, it waits for nothing.
         """
         with self._changed:
             if not self._left:
@@ -187,6 +192,8 @@ class Prefetcher(Generic[T]):
                 self._end = min(self._count, self._consumed + self._depth)
             self._ready.clear()
             self._changed.notify_all()
+            if threading.get_ident() in self._makers:
+                return self._working == 0
             return self._changed.wait_for(lambda: self._working == 0, patience_s)
 
     def take(self, stage: int, index: int) -> None:

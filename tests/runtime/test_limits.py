@@ -123,6 +123,14 @@ LAYOUTS: dict[str, tuple[dict[str, str], float | None, int | None]] = {
         1.5,
         300 * MIB,
     ),
+    "version 1, mounted together under the names in another order": (
+        {"self/cgroup": "4:hugetlb,memory:/job\n3:cpuacct,cpu:/job\n2:cpuset:/job\n"}
+        | under("fs/cgroup/cpu,cpuacct/job", V1_LIMITED)
+        | under("fs/cgroup/cpuset/job", {"cpuset.cpus": "0-3"})
+        | under("fs/cgroup/memory,hugetlb/job", {MEMORY_V1: str(300 * MIB)}),
+        1.5,
+        300 * MIB,
+    ),
     "version 1, in the groups above": (
         {"self/cgroup": "4:memory:/pod/job\n3:cpu:/pod/job\n"}
         | under("fs/cgroup/cpu/pod", V1_LIMITED)

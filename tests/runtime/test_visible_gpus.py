@@ -11,7 +11,6 @@ import pytest
 from gnnplan.runtime.device import (
     VARIABLE,
     Listed,
-    Shown,
     find_gpu,
     machine_facts,
     other_gpus,
@@ -93,8 +92,27 @@ def test_of_slices_one_is_shown_and_no_whole_gpu_beside_it(
     assert numbers(text, DIVIDED) == expected
 
 
-def test_a_divided_gpu_whose_slices_are_unknown_is_taken_for_one_device() -> None:
-    assert shown_gpus([Listed(uuid="GPU-a")], {}) == [Shown(0)]
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [(None, [1]), ("0", [0]), ("0,1", [1]), ("2,1,0", [2]), ("GPU-b", [1]), ("0,GPU-b", [0])],
+)
+def test_a_divided_gpu_whose_slices_are_unknown_stands_for_the_one_that_is_shown(
+    text: str | None, expected: list[int]
+) -> None:
+    unnamed = [Listed(uuid=f"GPU-{name}", divided=name != "a") for name in "abc"]
+    assert numbers(text, unnamed) == expected
+    named = [*unnamed, Listed(uuid="GPU-d", slices=[A, B], divided=True)]
+    assert numbers(None, named) == [(3, 0)]
+
+
+def test_a_fingerprint_is_of_one_slice_also_where_the_driver_names_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", Replay(recorded("mig")))
+    monkeypatch.delenv(VARIABLE, raising=False)
+    facts = machine_facts()
+    assert [gpu["uuid"][-1] for gpu in facts["gpus"]] == ["0"]
+    assert len(facts["box_gpus"]) == 1
 
 
 def test_torch_reads_the_variable_alike(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,8 +1,9 @@
 """Linear programmes by PuLP: HiGHS, else CBC. The one file that calls PuLP.
 
 Solvers report time-outs as optimal (PuLP gives status 1 for any incumbent), so only a proven
-optimum counts, and the point is checked against the constraints afterwards. Always a minimisation:
-the sign of multipliers differs between solvers otherwise.
+optimum counts, and the point is checked against the constraints afterwards, as they were scaled for
+the solver and as they were given: a limit that is small beside its coefficients is rounding in the
+former alone. Always a minimisation: the sign of multipliers differs between solvers otherwise.
 
 A child process, `python -m gnnplan.planner.placement.lp.solver FD`, serves all programmes of a
 search and is killed if it hangs or overruns. The limit is on its processor seconds: a plan must not
@@ -78,7 +79,7 @@ def solve(linear: LinearProgram, *, seconds: float, solver: str = "") -> Point |
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", DeprecationWarning)  # of PuLP's next version
-                answer = _solve_with(pulp, chosen, scaled)
+                answer = _solve_with(pulp, chosen, scaled, linear)
         except Exception as error:  # PuLP raises what it likes where a solver refuses
             answer = f"{type(error).__name__}: {error}"
         if not isinstance(answer, str):
@@ -135,29 +136,41 @@ def _factors(sizes: NDArray[np.float64] | float) -> NDArray[np.float64]:
 
 
 def _solve_with(
-    pulp: Any, chosen: Any, linear: LinearProgram
+    pulp: Any, chosen: Any, scaled: LinearProgram, given: LinearProgram
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]] | str:
     """Return point and multipliers of a proven optimum, or why there is none."""
-    problem, variables, constraints = _model(pulp, linear)
+    problem, variables, constraints = _model(pulp, scaled)
     problem.solve(chosen)
     if problem.sol_status != pulp.LpSolutionOptimal:
         return str(pulp.LpSolution[problem.sol_status])
     x = np.array([v.varValue or 0.0 for v in variables])
-    wrong = violation(linear, x)
-    if not wrong <= TOLERANCE:
-        return f"reported optimal, but a constraint is off by {wrong:.1e}"
+    for wrong in (violation(scaled, x), violation_share(given, x)):
+        if not wrong <= TOLERANCE:
+            return f"reported optimal, but a constraint is off by {wrong:.1e}"
     return x, np.array([c.pi or 0.0 for c in constraints])
 
 
 def violation(linear: LinearProgram, x: NDArray[np.float64]) -> float:
     """Find the largest excess over any constraint or bound."""
+    bounds = np.maximum(-x, x - linear.upper)
+    return float(max(_excess(linear, x).max(initial=0.0), bounds.max(initial=0.0)))
+
+
+def violation_share(linear: LinearProgram, x: NDArray[np.float64]) -> float:
+    """Find the largest excess over any constraint, as a share of its terms where they pass 1."""
+    with np.errstate(over="ignore", invalid="ignore"):  # of terms that no float holds: NaN
+        terms = np.abs(linear.value * x[linear.column])
+        sizes = np.bincount(linear.row, weights=terms, minlength=len(linear.rhs))
+        return float((_excess(linear, x) / np.maximum(1.0, sizes)).max(initial=0.0))
+
+
+def _excess(linear: LinearProgram, x: NDArray[np.float64]) -> NDArray[np.float64]:
     left = np.bincount(
         linear.row, weights=linear.value * x[linear.column], minlength=len(linear.rhs)
     )
     excess = left - linear.rhs
     excess[linear.num_less :] = np.abs(excess[linear.num_less :])
-    bounds = np.maximum(-x, x - linear.upper)
-    return float(max(excess.max(initial=0.0), bounds.max(initial=0.0)))
+    return excess
 
 
 def _model(pulp: Any, linear: LinearProgram) -> tuple[Any, list[Any], list[Any]]:

@@ -1,8 +1,8 @@
 """Facts of the GPUs that CUDA shows, as the driver states them (`nvml.py` asks).
 
-None is unknown throughout. A divided GPU (MIG) is planned with its slice's own memory. Where the
-driver does not name the slices, the smallest one that there is stands for it: an eighth of the
-memory.
+None is unknown throughout. Of divided GPUs (MIG) CUDA shows a process one slice, which is planned
+with its own memory. Where the driver does not name the slices, the smallest one that there is
+stands for it: an eighth of the memory.
 """
 
 import os
@@ -270,7 +270,11 @@ def visible_gpus(
     """
     variables = os.environ if environment is None else environment
     listed = [
-        Listed(uuid=gpu.uuid, slices=None if parts is None else [part.uuid for part in parts])
+        Listed(
+            uuid=gpu.uuid,
+            slices=None if parts is None else [part.uuid for part in parts],
+            divided=bool(gpu.mig),
+        )
         for gpu, parts in zip(gpus, slices, strict=True)
     ]
     shown = shown_gpus(listed, variables)
@@ -338,7 +342,8 @@ def _slice_notes(
         if not gpu.mig:
             continue
         if parts is None:
-            notes += [] if chosen is None else [unknown_slice_text(gpu)]
+            rest = _left_out_text(f"{counted(len(gpus) - 1, 'other GPU')} and its other slices")
+            notes += [] if chosen is None else [f"{unknown_slice_text(gpu)}; {rest}"]
         elif not parts:
             notes.append(
                 f"gpu{gpu.index}: MIG is on and it has no slice: CUDA shows nothing of it; make "
@@ -348,13 +353,19 @@ def _slice_notes(
             part = parts[chosen.slice]
             size = "unknown" if part.memory_bytes is None else _gib(part.memory_bytes)
             whole = "" if gpu.memory_bytes is None else f" of {_gib(gpu.memory_bytes)}"
+            others = f"{len(gpus) - 1} other GPUs and {counted(len(parts) - 1, 'slice')}"
             notes.append(
-                f"gpu{gpu.index}: MIG is on: planned with slice {part.uuid}, {size}{whole}; CUDA "
-                f"shows a process one slice and no whole GPU beside it, so {len(gpus) - 1} other "
-                f"GPUs and {counted(len(parts) - 1, 'slice')} are left out; choose by {VARIABLE}, "
-                "or turn MIG off with nvidia-smi -mig 0"
+                f"gpu{gpu.index}: MIG is on: planned with slice {part.uuid}, {size}{whole}; "
+                f"{_left_out_text(others)}"
             )
     return notes
+
+
+def _left_out_text(others: str) -> str:
+    return (
+        f"CUDA shows a process one slice and no whole GPU beside it, so {others} are left out; "
+        f"choose by {VARIABLE}, or turn MIG off with nvidia-smi -mig 0"
+    )
 
 
 def unknown_slice_text(gpu: Gpu) -> str:

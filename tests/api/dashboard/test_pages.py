@@ -410,6 +410,11 @@ def test_a_plan_of_another_machine_is_trained_only_where_the_form_says_so(
     assert answer.status_code == 303
     (run,) = service.storage.database.page(JobRow, kind="train").items
     assert json.loads(run.request)["options"]["force"]
+    for epochs, words in (("many", "a whole number, found &#39;many&#39;"), ("0", "greater than")):
+        answer = client.post(f"/plans/{plan}/train", data={"epochs": epochs, "force": "yes"})
+        assert answer.status_code == 422
+        assert "epochs: " in answer.text
+        assert words in answer.text
 
 
 def test_files_of_the_pages_are_named_ones_only(service_client: tuple[Service, TestClient]):

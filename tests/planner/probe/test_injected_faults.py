@@ -41,8 +41,8 @@ def missing_nvlink(found: Recording) -> None:
 
 
 def halved_width(found: Recording) -> None:
-    """The last GPU's slot runs on half of its lanes."""
-    device = f"device:{found['calls']['nvmlDeviceGetCount()'] - 1}"
+    """The slot of the last GPU that is shown runs on half of its lanes."""
+    device = f"device:{look(found).gpus[-1].index}"
     full = found["calls"][call_key("nvmlDeviceGetMaxPcieLinkWidth", [device])]
     found["calls"][call_key("nvmlDeviceGetCurrPcieLinkWidth", [device])] = full // 2
 

@@ -3,6 +3,7 @@
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -63,6 +64,58 @@ def test_an_id_that_32_bits_do_not_hold_is_refused_and_nothing_written(tmp_path:
     with pytest.raises(DatasetError, match="expected node ids from 0 to 3 in indices"):
         write(tmp_path / "g", indices=indices)
     assert not (tmp_path / "g").exists()
+
+
+FRACTIONS = "expected whole numbers, found"
+CHANGED: dict[str, Any] = {
+    **{
+        f"fractions in {name}": (name, values, FRACTIONS)
+        for name, values in {
+            "y": np.array([0, 1, -1, 0.5]),
+            "train_idx": np.array([1.5, 0.7]),
+            "indices": INDICES * 0.99,
+            "indptr": INDPTR + 0.4,
+            "edge_type": np.full(5, 0.5),
+            "edge_id": np.full(5, 0.5),
+            "node_type": np.full(4, 0.5),
+        }.items()
+    },
+    "unknown label as NaN": ("y", np.array([0, 1, np.nan, 1]), f"{FRACTIONS} 1 others of 4"),
+    "infinite type": ("node_type", np.array([0, 1, np.inf, 1]), FRACTIONS),
+    "type beyond 32 bits": ("edge_type", np.full(5, 2**32 + 1), "from -2147483648 to 2147483647"),
+    "node type beyond 32 bits": ("node_type", np.full(4, 2**32), "found 4294967296"),
+    "edge id beyond 63 bits": ("edge_id", np.full(5, 2**63, np.uint64), "found 9223372036854775"),
+    "id without its last digit": ("edge_id", np.full(5, 2.0**53), "float64 tells apart"),
+    "short floats": ("edge_id", np.full(5, 2.0**24, np.float32), "float32 tells apart"),
+    "words": ("y", np.array(["a", "b", "a", "b"]), "an array of numbers, found values of <U1"),
+    "words as weights": ("edge_weight", np.array(["a"] * 5), "an array of numbers"),
+    "imaginary weights": ("edge_weight", np.full(5, 1j), "found values of complex128"),
+    "nothing among labels": ("y", np.array([0, None, 1, 1]), "found values of object"),
+    "unequal rows": ("y", [[0, 1], [1]], "an array of numbers"),
+    "one number": ("train_idx", 3, "an array of numbers, found one int"),
+    "a mask": ("train_idx", np.array([True, True, False, False]), "give np.flatnonzero"),
+    "a short mask": ("train_idx", np.array([False, True]), "expected ids, found a flag"),
+    "a mask of numbers": ("val_idx", np.array([0, 0, 1, 1]), "expected ids, found a flag"),
+    "flags of edges": ("indices", np.array([True] * 5), "expected ids, found a flag"),
+}
+
+
+@pytest.mark.parametrize("name", CHANGED)
+def test_numbers_that_would_be_changed_are_refused_and_nothing_written(tmp_path: Path, name: str):
+    array, values, words = CHANGED[name]
+    with pytest.raises(DatasetError, match=words) as caught:
+        write(tmp_path / "g", **{array: values})
+    assert str(caught.value).startswith(f"{tmp_path / 'g' / array}.npy: ")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_lists_and_whole_fractions_are_taken(tmp_path: Path):
+    lists = {"indptr": INDPTR.tolist(), "indices": INDICES.tolist(), "test_idx": [], "val_idx": [3]}
+    graph = write(tmp_path / "g", **lists, y=[0.0, 1.0, -1.0, 1.0], node_type=[False, True] * 2)
+    assert (graph.indices.tolist(), graph.val_idx.tolist()) == (INDICES.tolist(), [3])
+    assert graph.y is not None
+    assert graph.node_type is not None
+    assert (graph.y.tolist(), graph.node_type.tolist()) == ([0, 1, -1, 1], [0, 1, 0, 1])
 
 
 def test_sparse_features_and_multilabel_come_back(tmp_path: Path):

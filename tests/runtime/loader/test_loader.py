@@ -6,7 +6,7 @@ import itertools
 import json
 import threading
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,9 +22,11 @@ from gnnplan.runtime.graph.generate import generate_sbm
 from gnnplan.runtime.identity import FORCE_VARIABLE
 from gnnplan.runtime.loader import loader as loading
 from gnnplan.runtime.loader.loader import PlannedLoader
+from gnnplan.runtime.loader.stages import SeedsStage
 from gnnplan.runtime.plan.io import load_plan
 from gnnplan.runtime.plan.schema import Sampler
 from gnnplan.runtime.sampling.minibatch import MiniBatch
+from gnnplan.runtime.train.overlap import JOIN_SECONDS
 from tests.support.plans import make_plan
 
 
@@ -291,6 +293,73 @@ def test_a_loader_that_is_dropped_leaves_no_thread_and_nothing_open(
     dropped = [use() for _ in range(3)]
     assert [each() for each in dropped] == [None] * 3  # by the last reference, not by a collection
     assert open_now() == before
+
+
+@pytest.mark.parametrize("threads", [0, 2])
+def test_a_closed_loader_is_refused_wherever_batches_are_asked_for(
+    small_graph: Graph, tmp_path: Path, threads: int
+) -> None:
+    make_plan(small_graph, tmp_path / "plan", batch_size=32, sample_threads=threads)
+    loader = PlannedLoader(tmp_path / "plan", small_graph)
+    halfway = iter(loader)
+    next(halfway)
+    loader.close()
+    asked: list[Callable[[], Any]] = [
+        lambda: list(halfway),
+        lambda: next(iter(loader)),
+        lambda: next(loader.batches(1)),
+        lambda: loader.over("val"),
+    ]
+    for ask in asked:
+        with pytest.raises(InputError, match="found one that was closed"):
+            ask()
+    assert loader.position.step == 1
+    loader.close()
+
+
+@pytest.mark.parametrize("threads", [0, 2])
+def test_closing_after_the_last_batch_ends_the_loop(
+    small_graph: Graph, tmp_path: Path, threads: int
+) -> None:
+    make_plan(small_graph, tmp_path / "plan", batch_size=32, sample_threads=threads)
+    loader = PlannedLoader(tmp_path / "plan", small_graph)
+    for number, _ in enumerate(loader, 1):
+        if number == len(loader):
+            loader.close()
+    assert loader.handed_out == len(loader)
+
+
+def test_a_loader_that_is_collected_on_its_own_thread_ends_it_at_once(
+    small_graph: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_plan(small_graph, tmp_path / "plan", batch_size=32, sample_threads=1)
+    dropped, submit = threading.Event(), SeedsStage.submit
+
+    def collect_then_submit(stage: SeedsStage, batch: MiniBatch, index: int) -> MiniBatch:
+        if index == 1:
+            dropped.wait()
+            gc.collect()
+        return submit(stage, batch, index)
+
+    monkeypatch.setattr(SeedsStage, "submit", collect_then_submit)
+
+    def use() -> set[threading.Thread]:
+        trainer: dict[str, Any] = {}
+        trainer["itself"] = trainer
+        before = set(threading.enumerate())
+        trainer["loader"] = PlannedLoader(tmp_path / "plan", small_graph)
+        trainer["batches"] = iter(trainer["loader"])
+        next(trainer["batches"])
+        return set(threading.enumerate()) - before
+
+    gc.disable()  # else this thread may collect it
+    try:
+        (thread,) = use()
+        dropped.set()
+        thread.join(JOIN_SECONDS / 2)
+        assert not thread.is_alive()
+    finally:
+        gc.enable()
 
 
 def test_a_loader_that_cannot_be_made_leaves_nothing_open(

@@ -1,5 +1,6 @@
 """Loaders over other seeds than training's, and PyG's keywords: what a script asks of a loader."""
 
+import gc
 import inspect
 import logging
 from pathlib import Path
@@ -114,6 +115,34 @@ def test_a_loader_over_other_seeds_reads_by_the_same_store_and_leaves_it_open(
     again = loader.over("val")
     assert seeds_in(again) == first
     loader.close()
+
+
+@pytest.mark.parametrize("threads", [0, 1])
+def test_a_loader_over_other_seeds_holds_the_one_whose_rows_it_reads(
+    small_graph: Graph, tmp_path: Path, threads: int
+) -> None:
+    held = opened(small_graph, tmp_path, sample_threads=threads).over("val")
+    gc.collect()
+    assert small_graph.x is not None
+    for batch in held:
+        batch.x.fill_(-1.0)  # what a later read that reads nothing would leave
+    for batch in held:
+        np.testing.assert_array_equal(batch.x, small_graph.x[batch.n_id])
+
+
+@pytest.mark.parametrize("threads", [0, 1])
+def test_closing_a_loader_closes_those_that_read_by_its_store(
+    small_graph: Graph, tmp_path: Path, threads: int
+) -> None:
+    loader = opened(small_graph, tmp_path, sample_threads=threads)
+    held = loader.over("val", batch_size=16)
+    further = held.over("test")
+    halfway = iter(held)
+    next(halfway)
+    loader.close()
+    for taken in (halfway, iter(held), iter(further)):
+        with pytest.raises(InputError, match="found one that was closed"):
+            next(taken)
 
 
 def test_training_is_the_same_beside_a_validation(small_graph: Graph, tmp_path: Path) -> None:

@@ -49,6 +49,9 @@ def test_metrics_without_vertices_or_of_one_class_are_nan():
     assert np.isnan(metric_of("multiclass").compute()[0])
     assert np.isnan(metric_of("multilabel").compute()[0])
     assert np.isnan(roc_auc(np.array([1.0, 2.0]), np.array([True, True])))
+    scores, y = np.array([0.1, 0.4, 0.35, 0.8]), np.array([0, 0, 1, 1])
+    for labels in (y, y.astype(np.float32), y == 1, np.where(y == 1, 1, -1)):
+        assert roc_auc(scores, labels) == roc_auc_score(y, scores) == 0.75
 
 
 def test_mrr_is_the_mean_over_all_chunks_of_the_reciprocal_ranks():

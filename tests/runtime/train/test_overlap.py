@@ -121,6 +121,47 @@ def test_closing_twice_and_reading_after_closing_are_harmless() -> None:
     assert list(items) == []
 
 
+def test_a_consumer_that_waits_is_let_go_where_another_thread_closes() -> None:
+    go_on = threading.Event()
+
+    def produce(index: int, turns: Turns) -> int:
+        del turns
+        go_on.wait()
+        return index
+
+    workers, seen = Workers(1), list[int]()
+    items = Prefetcher(produce, 10, workers=workers, depth=2)
+    consumer = threading.Thread(target=lambda: seen.extend(items), daemon=True)
+    consumer.start()
+    time.sleep(0.05)  # in which it comes to wait
+    items.close(at_once=True, patience_s=0.0)
+    consumer.join(10.0)
+    assert not consumer.is_alive()
+    assert seen == []
+    go_on.set()
+    workers.close()
+
+
+def test_closing_on_a_thread_that_makes_items_does_not_wait_for_itself() -> None:
+    begin, left = threading.Event(), threading.Event()
+    whole: list[bool] = []
+
+    def produce(index: int, turns: Turns) -> int:
+        del turns
+        begin.wait()
+        whole.append(items.close(patience_s=None))
+        left.set()
+        return index
+
+    workers = Workers(1)
+    items = Prefetcher(produce, 10, workers=workers, depth=2)
+    begin.set()
+    assert left.wait(10.0)
+    assert items.close()
+    assert whole == [False]  # the thread itself was still there
+    workers.close()
+
+
 def test_ordered_stages_run_in_item_order_on_any_number_of_threads() -> None:
     order: list[int] = []
 

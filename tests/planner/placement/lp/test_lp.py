@@ -72,6 +72,28 @@ def test_a_constraint_or_a_cost_in_another_unit_is_solved_alike(solver: str, sca
         assert found.duals == pytest.approx([-0.5 * costs / factor])
 
 
+@pytest.mark.parametrize("solver", ["", "highs", "cbc"])
+@pytest.mark.parametrize("size", [2.0**21, 1e9, 1e12, 1e20, 1e30, 1e200])
+def test_a_limit_far_below_its_coefficients_is_kept_or_told(solver: str, size: float):
+    for linear in (
+        programme([1.0, 2.0], [-size, -size]),
+        replace(programme([1.0, 2.0], [size, size], 1.0), num_less=0),
+    ):
+        found = solve(linear, seconds=5.0, solver=solver)
+        if isinstance(found, Point):
+            assert size * found.x.sum() == pytest.approx(1.0, rel=1e-6)
+        else:
+            assert "reported optimal, but a constraint is off by" in found.why
+
+
+def test_the_terms_of_a_constraint_set_what_is_rounding_in_it():
+    one = programme([1.0, 1.0], [-1e12, 1e12], 0.0)
+    assert lp.violation_share(one, np.array([0.0, 1.0])) == 1.0
+    assert lp.violation_share(one, np.array([1.0, 1.0 + 1e-12])) == pytest.approx(5e-13, rel=1e-3)
+    assert lp.violation_share(programme([1.0], [1.0], 1.0), np.array([1.0 + 1e-9])) < 2e-9
+    assert math.isnan(lp.violation_share(programme([1.0], [1e308], 1.0), np.array([1e10])))
+
+
 def test_small_coefficients_of_bounded_unknowns_are_rounding():
     linear = replace(programme([1.0, 2.0], [-1.0, -1e-12]), upper=np.array([np.inf, 1.0]))
     assert isinstance(solve(linear, seconds=5.0), Point)

@@ -144,18 +144,20 @@ def test_a_gpu_without_nvlink_has_none_and_its_pair_has_zero():
     assert found.pairs[0].common_ancestor == "node"
 
 
-def test_under_mig_links_that_may_not_be_asked_for_are_unknown():
+def test_links_that_may_not_be_asked_for_are_unknown_also_under_mig():
     devices = peers(2, 2)
 
-    class MigNvml(FakeNvml):
+    class SilentNvml(FakeNvml):
         def nvmlDeviceGetNvLinkCapability(self, device: Device, index: int, _: int) -> int:  # noqa: N802
             raise self.NVMLError_NoPermission("MIG")
 
-    devices[0].mig = devices[1].mig = 1
-    found = look(MigNvml(devices))
-    assert found.gpus[0].mig is True
+    found = look(SilentNvml(devices))
     assert found.gpus[0].nvlinks is None
     assert found.pairs[0].num_nvlinks is None
+    devices[0].mig = devices[1].mig = 1
+    found = look(SilentNvml(devices))
+    assert [gpu.mig for gpu in found.gpus] == [True]  # CUDA shows one slice
+    assert found.gpus[0].nvlinks is None
 
 
 def test_every_refusal_leaves_its_fact_unknown_and_is_noted():

@@ -85,13 +85,19 @@ def test_with_mig_on_one_gpu_alone_its_slice_hides_the_whole_ones_unless_they_ar
     assert sizes(checked(whole)) == {"gpu0.memory": 80, "gpu1.memory": 80}
 
 
-def test_a_divided_gpu_whose_slices_are_unknown_is_a_fault_and_gets_the_least_slice() -> None:
-    found = look(recorded("mig"), {})
-    assert sizes(checked(found)) == {"gpu0.memory": 10, "gpu1.memory": 10}
-    assert sum("an eighth of its memory" in note for note in found.notes) == 2
-    assert {fault.check for fault in faults(found)} == {"mig"}
+@pytest.mark.parametrize(("shown", "gpu"), [(None, 0), ("0,1", 0), ("1,0", 1), ("1", 1)])
+def test_of_divided_gpus_whose_slices_are_unknown_one_gets_the_least_slice(
+    shown: str | None, gpu: int
+) -> None:
+    found = look(recorded("mig"), {} if shown is None else {VARIABLE: shown})
+    assert sizes(checked(found)) == {f"gpu{gpu}.memory": 10}
+    (note,) = [n for n in found.notes if "an eighth of its memory" in n]
+    assert note.startswith(f"gpu{gpu}: MIG is on")
+    assert "CUDA shows a process one slice" in note
+    assert "1 other GPU and its other slices are left out" in note
+    assert [fault.check for fault in faults(found)] == ["mig"]
     levels = [(f.check, f.level) for f in topology_findings(found)]
-    assert levels.count(("gpu mig", "problem")) == 2
+    assert levels.count(("gpu mig", "problem")) == 1
 
 
 def test_a_divided_gpu_without_slices_is_left_out_with_a_note() -> None:
