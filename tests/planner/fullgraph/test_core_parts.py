@@ -28,10 +28,12 @@ def machine() -> MachineModel:
     return presets.machine_at_once().with_tables(tables)
 
 
-def answer(work: Workload, **more: float) -> PartAnswer:
+def answer(work: Workload, seeds: float) -> PartAnswer:
     cut, settings = Cut(ranks=1, threads=1, partitioner="volume"), FullGraph()
     candidate = whole_graph_candidate(cut, settings, overlap=False)
-    return derive_part(machine(), candidate, work, SIZES, [Case(settings=settings)], ENDS, **more)
+    return derive_part(
+        machine(), candidate, work, SIZES, [Case(settings=settings)], ENDS, seeds=seeds
+    )
 
 
 def test_attention_over_a_part_is_priced_as_it_runs_on_cores() -> None:

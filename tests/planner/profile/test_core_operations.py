@@ -97,7 +97,7 @@ def typed_step(active: int, relations: int, types: int) -> Callable[[], object]:
     model = build_model(work, 4, CLASSES, "multiclass", types=named)
     counts = np.zeros((TARGETS, relations), np.int64)
     counts[:, :active] = 1
-    edges = {
+    edges: dict[str, Any] = {
         "indptr": torch.arange(TARGETS + 1) * active,
         "indices": torch.arange(TARGETS * active, dtype=torch.int32),
         "relation_ptr": torch.from_numpy(np.concatenate([[0], np.cumsum(counts)])),
