@@ -20,6 +20,14 @@ from gnnplan.planner.fullgraph.candidate import Cut, first_layers, settings_of
 from gnnplan.planner.fullgraph.formulas import PartSizes
 from gnnplan.planner.machine.model import MachineModel
 from gnnplan.planner.partition.partition import partition
+from gnnplan.planner.profile.core_operations import (
+    TENSORS,
+    CoreWork,
+    attention_work,
+    gradient_work,
+    loss_work,
+    picking_work,
+)
 from gnnplan.planner.profile.operations import (
     FLOAT_BYTES,
     LayerShape,
@@ -30,6 +38,7 @@ from gnnplan.planner.profile.operations import (
     product,
 )
 from gnnplan.planner.profile.roofline import (
+    UPDATE_OPERATIONS,
     layer_widths,
     num_parameters,
     rate_of_cores,
@@ -216,24 +225,33 @@ def derive_part(
     cases: Sequence[Case],
     ends: tuple[int, int],
     crossing: PartSizes | None = None,
+    *,
+    task: str = "multiclass",
+    seeds: float = 0.0,
 ) -> PartAnswer:
     """Derive a part's seconds: the roofline of its layers, or on a GPU the host's launches.
 
-    `ends` are the widths of inputs and outputs, `crossing` as of `crossing_of`.
+    `ends` are the widths of inputs and outputs, `crossing` as of `crossing_of`; of `seeds` the loss
+    of a `task` is taken.
 
     Source: profile.roofline; docs/modelling.md 5.
     """
     widths = layer_widths(work, *ends)
     rate = _rate_of(machine, candidate)
     parameters = num_parameters(work.model, widths)
+    after = CoreWork()
+    if not candidate.gpus:
+        picked = picking_work(seeds, sizes.inner, ends[1]) + loss_work(task, seeds, ends[1])
+        after = picked + gradient_work(TENSORS[work.model] * len(widths), parameters)
+    update = UPDATE_STARTS if candidate.gpus else UPDATE_OPERATIONS
     return PartAnswer(
         cases=[
             _derive_case(
-                rate, work, sizes, case, widths, crossing or sizes, candidate.num_ranks - 1
+                rate, work, sizes, case, widths, crossing or sizes, candidate.num_ranks - 1, after
             )
             for case in cases
         ],
-        optimizer_seconds=rate.of([update_operation(parameters)], UPDATE_STARTS),
+        optimizer_seconds=rate.of([update_operation(parameters)], update),
         num_parameters=parameters,
         widths=[a for a, _, _ in widths] + [ends[1]],
     )
@@ -252,14 +270,13 @@ class _PartRate:
     """Whether the host starts operations while others are worked on, as of a GPU."""
 
     def of(self, operations: Iterable[Operation], started: float = 0.0) -> float:
-        """Add up the seconds of operations one after the other; a GPU's host makes `started`."""
-        every = list(operations)
+        """Add up the seconds of operations one after the other, and of what is `started`."""
         worked = sum(
-            max(each.flops / self.flops, each.moved_bytes * self.byte_seconds) for each in every
+            max(each.flops / self.flops, each.moved_bytes * self.byte_seconds)
+            for each in operations
         )
-        if self.starts_alongside:
-            return max(worked, started * self.start_seconds)
-        return worked + len(every) * self.start_seconds
+        starting = started * self.start_seconds
+        return max(worked, starting) if self.starts_alongside else worked + starting
 
 
 def _rate_of(machine: MachineModel, candidate: Candidate) -> _PartRate:
@@ -293,11 +310,12 @@ def _derive_case(
     widths: Sequence[tuple[int, int, int]],
     crossing: PartSizes,
     others: int,
+    after: CoreWork,
 ) -> CaseSeconds:
     """Derive one case: p of the halo is received, and p of its edges are left.
 
     With edges dropped the rows of `crossing` are. Whole slices come in as many turns as there are
-    `others`, and are added one by one.
+    `others`, and are added one by one. Cores do the work `after` the layers too.
     """
     settings, layers = case.settings, len(widths)
     keep, known = settings.keep, settings.precompute_first_layer
@@ -322,22 +340,24 @@ def _derive_case(
         )
         for layer, (a, b, heads) in enumerate(widths)
     ]
-    operations = [
-        each
+    layered = [
+        part_work(work.model, shape, known=known and layer == 0, gpu=rate.starts_alongside)
         for layer, shape in enumerate(shapes)
-        for each in part_operations(work.model, shape, known=known and layer == 0)
     ]
+    whole = sum(layered, after)
     inner = [replace(shape, num_edges=kept_inner * sizes.inner_edges) for shape in shapes]
     exchanged = [*inner[int(known) :], *inner[:0:-1]]
     turns = max(1, others) if slices else 1
-    started = pass_starts(work.model, layers) + EXCHANGE_STARTS * turns * len(exchanged)
+    started = whole.starts
+    if rate.starts_alongside:
+        started = pass_starts(work.model, layers) + EXCHANGE_STARTS * turns * len(exchanged)
     moved = 2 * FLOAT_BYTES * sent * sum(shape.in_dim for shape in exchanged)
     return CaseSeconds(
         sample=sample,
-        forward_backward=rate.of(operations, started),
+        forward_backward=rate.of(whole.operations, started),
         packing=moved * rate.byte_seconds,
         windows=[
-            rate.of([aggregation(beside, shape.in_dim)])
+            rate.of([aggregation(beside, shape.in_dim)], 0.0 if rate.starts_alongside else 1.0)
             for shape in exchanged
             for beside in _beside(shape, sizes, turns)
         ],
@@ -369,14 +389,22 @@ def _draw_seconds(
     )
 
 
-def part_operations(model: str, shape: LayerShape, *, known: bool) -> Iterator[Operation]:
-    """Yield the kernels of a layer over a part, which sums before the product but in attention.
+def part_work(model: str, shape: LayerShape, *, known: bool, gpu: bool) -> CoreWork:
+    """Return the work of a layer over a part, which sums before the product but in attention.
 
     `known` sums are not taken again.
     """
     if model == "gat":
-        yield from layer_operations(model, shape)
-        return
+        return (
+            CoreWork(operations=list(layer_operations(model, shape)))
+            if gpu
+            else attention_work(shape)
+        )
+    found = list(_summed_first(model, shape, known=known))
+    return CoreWork(operations=found, starts=len(found))
+
+
+def _summed_first(model: str, shape: LayerShape, *, known: bool) -> Iterator[Operation]:
     n, a, b = shape.num_dst, shape.in_dim, shape.out_dim
     wide = 2 * a if model == "sage" else a
     if not known:

@@ -10,6 +10,7 @@ estimated on the input features, since hidden layers are not known before traini
 Source: docs/formulas.md 3.3 and 3.6.
 """
 
+import functools
 import json
 import shutil
 import tempfile
@@ -312,9 +313,10 @@ def _derived_ranks(
 ) -> list[PartAnswer]:
     outputs = 1 if str(graph.task) == "binary" else graph.num_classes
     candidate = whole_graph_candidate(cut, FullGraph(), overlap=False)
-    ends = graph.feature_dim, outputs
+    ends, seeds = (graph.feature_dim, outputs), graph.num_train / cut.ranks
+    derive = functools.partial(derive_part, task=str(graph.task), seeds=seeds)
     return [
-        derive_part(machine, candidate, settings.workload, mine, cases, ends, moved)
+        derive(machine, candidate, settings.workload, mine, cases, ends, moved)
         for mine, moved in zip(sizes, crossing or sizes, strict=True)
     ]
 

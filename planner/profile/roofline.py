@@ -8,12 +8,12 @@ start (cost.stages.host): it starts kernels while the GPU works. In 16 bits prod
 bytes; all else is priced as in float32 (DEC-188).
 On p cores of a rank, at the rates of such hardware (probe/parts/effects.yaml, DEC-145):
 
-    T = sum over operations of t_o + max(flops / F, bytes / B)
+    T = starts t_o + sum over operations of max(flops / F, bytes / B)
 
-t_o is the time that torch takes to start an operation; F and B grow as p^e. Where a probe or a
-training has measured this machine's cores, all three are the machine's own at p threads
-(probe/computing.py, DEC-190). Nothing is run; the provenance of every number made here is
-`derived`.
+t_o is the time that torch takes to start an operation; F and B grow as p^e. Operations and starts
+are the runtime's on cores (`core_operations`). Where a probe or a training has measured this
+machine's cores, all three rates are the machine's own at p threads (probe/computing.py, DEC-190).
+Nothing is run; the provenance of every number made here is `derived`.
 """
 
 import functools
@@ -31,6 +31,15 @@ from gnnplan.planner.cost.stages.host import (
 from gnnplan.planner.errors import SettingsError
 from gnnplan.planner.machine.model import MachineModel, Table, make_table
 from gnnplan.planner.probe.presets import load_effects
+from gnnplan.planner.profile.core_operations import (
+    TENSORS,
+    CoreWork,
+    encoding_work,
+    gradient_work,
+    layer_work,
+    link_loss_work,
+    loss_work,
+)
 from gnnplan.planner.profile.operations import (
     FLOAT_BYTES,
     HALF_BYTES,
@@ -213,10 +222,10 @@ class CoresRate:
     """Seconds that torch takes to start an operation."""
     spread: float
 
-    def seconds(self, operations: Sequence[Operation]) -> float:
+    def seconds(self, work: CoreWork) -> float:
         """Return the seconds of operations one after the other."""
         rate = RooflineRate(flops=self.flops, bytes=self.bytes)
-        return len(operations) * self.start_seconds + sum(map(rate.seconds, operations))
+        return work.starts * self.start_seconds + sum(map(rate.seconds, work.operations))
 
 
 def is_held(graph: Graph | GraphRef, settings: PlanSettings) -> bool:
@@ -271,17 +280,16 @@ def cores_timing(
     num_outputs: int,
     scales: Sequence[float],
     held: bool,
+    task: str = "multiclass",
 ) -> ModelTiming:
     """Return the model's time on cores while so many ranks compute, for each number of threads.
 
-    `held` is as for `rate_of_cores`.
+    `held` is as for `rate_of_cores`; `task` is the graph's, whose loss is taken.
     """
     rates = [rate_of_cores(machine, ranks=ranks, threads=each, held=held) for each in threads]
     alone = rate_of_cores(machine, ranks=1, threads=1, held=held)
     widths = layer_widths(workload, in_dim, num_outputs)
-    worked = {
-        scale: list(_operations(workload, batch, widths, in_dim, scale, "cpu")) for scale in scales
-    }
+    worked = {scale: core_work(workload, batch, widths, in_dim, scale, task) for scale in scales}
     parameters = _count_parameters(workload, batch, widths, in_dim)
     shared = {"ranks": [ranks], "threads": threads}
     shapes = _shapes(workload.model, batch, widths, 1.0)
@@ -315,6 +323,37 @@ def update_seconds(rate: CoresRate, parameters: int) -> float:
 def update_operation(parameters: int) -> Operation:
     """Return the arithmetic and memory traffic of an update by Adam."""
     return Operation(flops=10.0 * parameters, moved_bytes=4.0 * OPTIMIZER_PASSES * parameters)
+
+
+def core_work(
+    workload: Workload,
+    batch: BatchProfile,
+    widths: Sequence[tuple[int, int, int]],
+    in_dim: int,
+    scale: float,
+    task: str,
+) -> CoreWork:
+    """Count a step's work on cores, forward and back: layers, loss, and gradients that are added.
+
+    Relations without edges are left out, as the runtime does on cores.
+    """
+    model, types = workload.model, max(1, len(batch.node_types))
+    tensors, found = TENSORS[model] * len(widths), CoreWork()
+    if model == "rgcn":
+        tensors += 2 * types
+        found = encoding_work(batch.vertices[-1].mean * scale, in_dim, workload.hidden, types)
+    for shape in _shapes(model, batch, widths, scale):
+        drawn = sum(share * shape.num_edges >= 1.0 for share in batch.edge_types)
+        mine = replace(shape, relations=max(1, drawn))
+        first = multiplies_first(workload, mine, "cpu")
+        found += layer_work(model, mine, product_first=first)
+    seeds, columns = batch.vertices[0].mean * scale, widths[-1][1]
+    if task == "link":
+        links = batch.seeds_per_rank * scale
+        found += link_loss_work(links, workload.links.num_negatives, seeds, columns)
+    else:
+        found += loss_work(task, seeds, columns)
+    return found + gradient_work(tensors, _count_parameters(workload, batch, widths, in_dim))
 
 
 def product_rate(machine: MachineModel, workload: Workload) -> Table:
@@ -452,6 +491,7 @@ def rates_of_cores(
             num_outputs=_outputs(graph, settings),
             scales=SCALES,
             held=is_held(graph, settings),
+            task=str(graph.task),
         )
         for key, mine in by_key.items()
     }
