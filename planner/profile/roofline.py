@@ -63,6 +63,7 @@ from gnnplan.planner.workload import (
 from gnnplan.runtime.graph.dataset import Graph
 from gnnplan.runtime.models import product_comes_first
 from gnnplan.runtime.plan.schema import GraphRef, Workload
+from gnnplan.runtime.sampling.registry import SAMPLERS
 
 HALVES = ("bfloat16", "float16")
 KNOWN_MODELS = ("sage", "gcn", "gat", "rgcn")
@@ -206,8 +207,8 @@ def roofline_timing(
 
 LOOP = LoopOverhead(seeds=3.3e-5, labels=3.5e-5, between=1.4e-4)
 """Seconds between the stages of a step, as cores of servers take (DEC-145)."""
-HELD_MODELS, HELD_SAMPLERS = ("sage", "gcn"), ("neighbor", "labor")
-"""Models and samplers of the steps that measured rates of cores were held against."""
+HELD_MODELS = ("sage", "gcn")
+"""Models of the steps that measured rates of cores were held against."""
 UPDATE_OPERATIONS = 4
 """Operations of torch that an update by Adam takes on cores."""
 
@@ -233,9 +234,11 @@ def is_held(graph: Graph | GraphRef, settings: PlanSettings) -> bool:
 
     Those were batches of nodes, each expanded once, and no links, layers or typed graphs.
     """
+    spec = SAMPLERS.get(settings.sampler)
     return (
         settings.workload.model in HELD_MODELS
-        and settings.sampler in HELD_SAMPLERS
+        and spec is not None
+        and not (spec.layerwise or spec.takes_all or spec.unequal)
         and settings.dialect == "first_seen"
         and str(graph.task) != "link"
     )

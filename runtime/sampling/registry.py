@@ -340,7 +340,7 @@ def number(name: str, values: Values, key: str) -> float:
         found = float(values[key])
     except ValueError:
         found = math.nan
-    if math.isnan(found):
+    if math.isnan(found) and isinstance(values[key], str):
         raise SamplerError(
             f"sampler {name}: expected {key} to be a number, found {values[key]!r}; correct it"
         )

@@ -242,7 +242,7 @@ def test_the_page_captures_while_no_thread_of_the_loader_works(
 
     def capture(module: torch.nn.Module, inputs: tuple[Tensor, ...]) -> torch.nn.Module:
         assert len(inputs) == 2
-        ready = opened[-1]._ready
+        ready = opened[-1]._ready()
         working.append(0 if ready is None else ready._working)
         return module
 
