@@ -1,8 +1,9 @@
 """How fast cores compute a layer: products, sums over edges, and the start of an operation.
 
 One layer of GraphSAGE is timed forward and backward, as in training, on three batches: a tiny one,
-nearly all starts; one of wide rows with an edge each, nearly all products; one of many edges and
-few outputs, nearly all sums. With the operations that `profile.operations` counts,
+nearly all starts; one of wide rows with an edge each, nearly all products; one of many edges to few
+destinations, nearly all sums of wide rows. With the operations that `profile.operations` counts, in
+the order of sum and product in which the layer runs on each,
 
     T = operations * core_start + sum of max(flops / core_flops, bytes / core_bytes)
 
@@ -22,9 +23,16 @@ from gnnplan.planner.probe.context import ProbeContext, powers_up_to
 from gnnplan.planner.probe.quiet import disturbance
 from gnnplan.planner.probe.team import State
 from gnnplan.planner.probe.timing import Measurement, Patience, timed
-from gnnplan.planner.profile.operations import LayerShape, RooflineRate, layer_operations
+from gnnplan.planner.profile.operations import (
+    LayerShape,
+    Operation,
+    RooflineRate,
+    layer_operations,
+    multiplies_first,
+)
 from gnnplan.runtime.codec import write_text_atomically
 from gnnplan.runtime.device import machine_fingerprint, set_threads, usable_cores
+from gnnplan.runtime.plan.schema import Workload
 
 TASK = "gnnplan.planner.probe.computing:time_task"
 NAMES = {
@@ -43,11 +51,11 @@ SHAPES = (
         heads=1,
     ),
     LayerShape(
-        num_src=30_000, num_dst=8_000, num_edges=120_000, in_dim=256, out_dim=8, inputs=True,
+        num_src=30_000, num_dst=1_000, num_edges=120_000, in_dim=256, out_dim=32, inputs=True,
         heads=1,
     ),
 )  # fmt: skip
-"""Batches of the three steps; their sums are taken before the product.
+"""Batches of the three steps; the last has so many edges that its sums are taken first.
 
 Products of middling width stand for all: wider ones are up to 1.3 times as fast on a thread and
 twice as fast on two, narrow ones slower by as much (DEC-190).
@@ -56,7 +64,7 @@ CALLS = 7
 """Steps of a batch that are timed outside a probe, of which the median counts."""
 AGAIN_SECONDS = 2.0
 """Seconds of second tries outside a probe: about as long as the first ones take."""
-VERSION = 1
+VERSION = 2
 """Number of what is timed and solved; kept rates of another one are not read."""
 RATIO_LIMIT = 0.2
 LEARNT_SPREAD = 0.05
@@ -112,13 +120,24 @@ def measure(context: ProbeContext) -> dict[str, Table]:
     }
 
 
+def list_operations(shape: LayerShape) -> list[Operation]:
+    """List the operations of a step, in the order of sum and product in which its layer runs."""
+    product_first = multiplies_first(_workload_of(shape), shape, "cpu")
+    return list(layer_operations("sage", shape, product_first=product_first))
+
+
+def _workload_of(shape: LayerShape) -> Workload:
+    fanout = int(shape.num_edges) // int(shape.num_dst)
+    return Workload(model="sage", num_layers=1, fanouts=[fanout])
+
+
 def solve_rates(seconds: Sequence[float]) -> dict[str, float] | None:
     """Solve for the three rates that explain the seconds of the three steps, by their names.
 
     None where starts explain most of a step that is to tell another rate, or where no rates explain
     its work, as on a disturbed machine.
     """
-    operations = [list(layer_operations("sage", shape)) for shape in SHAPES]
+    operations = list(map(list_operations, SHAPES))
     start = seconds[STARTS] / len(operations[STARTS])
     work = [took - len(each) * start for took, each in zip(seconds, operations, strict=True)]
     if any(work[each] < WORK_SHARE * seconds[each] for each in (PRODUCTS, SUMS)):
@@ -167,12 +186,10 @@ def make_step(shape: LayerShape) -> Callable[[], object]:
 
     from gnnplan.runtime.models.adjacency import TorchBlock
     from gnnplan.runtime.models.build import build_model
-    from gnnplan.runtime.plan.schema import Workload
 
     made = torch.Generator().manual_seed(0)  # the caller's own numbers stay as they are
     num_src, num_dst, num_edges = int(shape.num_src), int(shape.num_dst), int(shape.num_edges)
-    work = Workload(model="sage", num_layers=1, fanouts=[num_edges // num_dst])
-    model = build_model(work, shape.in_dim, shape.out_dim, "multiclass")
+    model = build_model(_workload_of(shape), shape.in_dim, shape.out_dim, "multiclass")
     x = torch.randn(num_src, shape.in_dim, generator=made).requires_grad_(not shape.inputs)
     indices = torch.randint(0, num_src, (num_edges,), generator=made, dtype=torch.int32)
     indptr = torch.arange(num_dst + 1) * (num_edges // num_dst)

@@ -62,7 +62,7 @@ from gnnplan.runtime.comm.route import check_loopback
 from gnnplan.runtime.device import available_ram_bytes, machine_facts, machine_fingerprint
 from gnnplan.runtime.errors import WorkerFailed
 
-VERSION = "6"
+VERSION = "7"
 """Version of the tables' meaning; cached machines of another version are measured anew."""
 
 SUBJECTS: tuple[tuple[str, float, Callable[[ProbeContext], dict[str, Table]]], ...] = (

@@ -3,6 +3,10 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from gnnplan.runtime.models import product_comes_first
+from gnnplan.runtime.plan.schema import Workload
+
+HALVES = ("bfloat16", "float16")
 FLOAT_BYTES = 4
 HALF_BYTES = 2
 INDEX_BYTES = 4
@@ -74,6 +78,22 @@ def elementwise(rows: float, columns: int, passes: int = 2) -> Operation:
     """Return some passes over rows; an activation has two, a read and a write."""
     size = rows * columns
     return Operation(flops=size, moved_bytes=passes * size * FLOAT_BYTES)
+
+
+def multiplies_first(workload: Workload, shape: LayerShape, device: str) -> bool:
+    """Return whether the layer multiplies before it sums, as the runtime decides on a `device`."""
+    if workload.model == "gat" or workload.precision in HALVES:
+        return True
+    return product_comes_first(
+        shape.num_src,
+        shape.num_dst,
+        shape.num_edges / (shape.relations if workload.model == "rgcn" else 1),
+        shape.in_dim,
+        shape.out_dim,
+        device=device,
+        trains=True,
+        inner=not shape.inputs,
+    )
 
 
 def layer_operations(

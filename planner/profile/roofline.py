@@ -43,11 +43,13 @@ from gnnplan.planner.profile.core_operations import (
 from gnnplan.planner.profile.operations import (
     FLOAT_BYTES,
     HALF_BYTES,
+    HALVES,
     LayerShape,
     Operation,
     RooflineRate,
     elementwise,
     layer_operations,
+    multiplies_first,
     product,
     rounding,
 )
@@ -61,30 +63,12 @@ from gnnplan.planner.workload import (
     WorkloadProfile,
 )
 from gnnplan.runtime.graph.dataset import Graph
-from gnnplan.runtime.models import product_comes_first
 from gnnplan.runtime.plan.schema import GraphRef, Workload
 from gnnplan.runtime.sampling.registry import SAMPLERS
 
-HALVES = ("bfloat16", "float16")
 KNOWN_MODELS = ("sage", "gcn", "gat", "rgcn")
 OPTIMIZER_PASSES = 7
 """Reads of parameter, gradient and two moments; writes of all but the gradient."""
-
-
-def multiplies_first(workload: Workload, shape: LayerShape, device: str) -> bool:
-    """Return whether the layer multiplies before it sums, as the runtime decides on a `device`."""
-    if workload.model == "gat" or workload.precision in HALVES:
-        return True
-    return product_comes_first(
-        shape.num_src,
-        shape.num_dst,
-        shape.num_edges / (shape.relations if workload.model == "rgcn" else 1),
-        shape.in_dim,
-        shape.out_dim,
-        device=device,
-        trains=True,
-        inner=not shape.inputs,
-    )
 
 
 def num_parameters(model: str, widths: Sequence[tuple[int, int, int]], relations: int = 1) -> int:

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from gnnplan.planner.probe import computing, quiet
-from gnnplan.planner.profile.operations import LayerShape, RooflineRate, layer_operations
+from gnnplan.planner.profile.operations import LayerShape, RooflineRate
 
 
 def seconds_of(start: float, flops: float, moved: float) -> list[float]:
     """Seconds of the three steps on cores of these rates."""
     rate = RooflineRate(flops=flops, bytes=moved)
-    operations = [list(layer_operations("sage", shape)) for shape in computing.SHAPES]
+    operations = map(computing.list_operations, computing.SHAPES)
     return [len(each) * start + sum(map(rate.seconds, each)) for each in operations]
 
 

@@ -1,6 +1,7 @@
 """How fast cores compute: three steps give three rates, and rates are kept for first answers."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,11 @@ from hypothesis import given, strategies as st
 
 from gnnplan.planner.probe import computing
 from gnnplan.planner.probe.context import QUICK, ProbeContext
+from gnnplan.planner.probe.presets import load_effects
 from gnnplan.planner.probe.team import Team
+from gnnplan.planner.profile.operations import RooflineRate, aggregation, layer_operations
 from gnnplan.runtime.device import machine_fingerprint
+from gnnplan.runtime.models import functions
 from tests.support.core_steps import Cores, seconds_of
 
 
@@ -34,6 +38,46 @@ def test_faster_products_are_seen_as_such() -> None:
     assert fast is not None
     assert fast["core_flops"] == pytest.approx(2 * slow["core_flops"], rel=0.1)
     assert fast["core_bytes"] == pytest.approx(slow["core_bytes"], rel=0.1)
+
+
+@pytest.mark.parametrize("shape", computing.SHAPES)
+def test_a_step_is_priced_in_the_order_in_which_its_layer_runs(
+    shape: computing.LayerShape, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran = list[str]()
+
+    def record(name: str, layer: Callable[..., Any]) -> Callable[..., Any]:
+        def recorded(*args: Any, **named: Any) -> Any:
+            ran.append(name)
+            return layer(*args, **named)
+
+        return recorded
+
+    for name in ("aggregate", "aggregate_dense"):
+        monkeypatch.setattr(functions, name, record(name, getattr(functions, name)))
+    step = computing.make_step(shape)
+    ran.clear()
+    step()
+    (last,) = ran
+    priced = layer_operations("sage", shape, product_first=last == "aggregate")
+    assert computing.list_operations(shape) == list(priced)
+
+
+def test_each_step_is_nearly_all_of_its_kind_on_such_cores() -> None:
+    effects = load_effects()
+    start, flops, moved = (
+        effects[f"core_{name}"].value
+        for name in ("start_seconds", "flops_per_second", "bytes_per_second")
+    )
+    rate = RooflineRate(flops=flops, bytes=moved)
+    tiny, products, sums = (computing.list_operations(shape) for shape in computing.SHAPES)
+    started = start * len(tiny)
+    assert started > 0.9 * (started + sum(map(rate.seconds, tiny)))
+    multiplied = [each for each in products if each.flops / flops > each.moved_bytes / moved]
+    assert sum(map(rate.seconds, multiplied)) > 0.9 * sum(map(rate.seconds, products))
+    shape = computing.SHAPES[computing.SUMS]
+    wide = [each for each in sums if each == aggregation(shape, shape.in_dim)]
+    assert sum(map(rate.seconds, wide)) > 0.75 * sum(map(rate.seconds, sums))
 
 
 def all_starts(number: int) -> list[float]:

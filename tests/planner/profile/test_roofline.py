@@ -15,11 +15,11 @@ from gnnplan.planner.profile.operations import (
     Operation,
     aggregation,
     layer_operations,
+    multiplies_first,
     product,
 )
 from gnnplan.planner.profile.roofline import (
     layer_widths,
-    multiplies_first,
     num_parameters,
     product_rate,
     roofline_timing,
