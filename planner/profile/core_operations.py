@@ -1,9 +1,10 @@
 """Count what a step does on cores beside the sums and products of its layers.
 
-The loops of attention (`runtime.models.layers`) go number by number: each load and store of theirs
-counts, not only what comes from outside the caches. An operation of torch on whole rows counts the
-rows that it writes, and those that it reads unless the operation before it wrote them, which leaves
-them in a cache. Starts are those of `profile.operations`; a call of torch is a part of one.
+Attention (`runtime.models.kernels`) sums rows on vectors, of which those count that come from
+outside the caches, as in sums without it; its coefficients go number by number, and each load and
+store of theirs counts. An operation of torch on whole rows counts the rows that it writes, and
+those that it reads unless the operation before it wrote them, which leaves them in a cache. Starts
+are those of `profile.operations`; a call of torch is a part of one.
 """
 
 from collections.abc import Iterable
@@ -21,15 +22,13 @@ CALLS_PER_START = 1.7
 """Torch's calls in the probe's small step, views left out, over the operations counted in it."""
 ATTENTION_CALLS = 30
 """Torch's calls of a layer of attention, forward and back."""
-ATTENTION_NUMBERS, ATTENTION_COLUMN = 10, 3
-"""Numbers that attention loads and stores for an edge and head, and for each of its columns."""
+ATTENTION_NUMBERS, GRADIENT_NUMBERS = 9, 14
+"""Numbers of an edge and head that attention loads and stores, and that its gradient does."""
 EXPONENTIAL = 14
 """Steps of an exponential of one number, each of which takes as long as a load."""
-GRADIENT_NUMBERS, GRADIENT_COLUMN = 13, 5
-"""Numbers that the gradient of attention loads and stores, likewise."""
-ATTENTION_WAITS, GRADIENT_WAITS = 1, 3
-"""Numbers of a column that nothing prefetches, so that they are waited for too: the source's, and
-back its gradient's, before and after the sum."""
+ATTENTION_ROWS, GRADIENT_ROWS = 1, 3
+"""Rows of an edge that come from outside: the source's, and back its gradient's too, read and
+written."""
 RELATION_CALLS, ROOT_CALLS = 13, 11
 """Torch's calls of a relation that has edges, and of the rest of such a layer."""
 ENCODING_CALLS, TYPE_CALLS, ONE_TYPE_CALLS = 8, 6, 5
@@ -87,7 +86,7 @@ def layer_work(model: str, shape: LayerShape, *, product_first: bool) -> CoreWor
 def attention_work(shape: LayerShape) -> CoreWork:
     """Return the work of a GAT layer; its edges have a self-loop for each destination."""
     sources, targets, b = shape.num_src, shape.num_dst, shape.out_dim
-    pairs, numbers = shape.num_edges * shape.heads, shape.num_edges * b
+    pairs = shape.num_edges * shape.heads
     operations = [product(sources, shape.in_dim, b), product(sources, shape.in_dim, b)]
     if not shape.inputs:
         operations.append(product(sources, b, shape.in_dim))
@@ -95,11 +94,8 @@ def attention_work(shape: LayerShape) -> CoreWork:
         ATTENTION_CALLS,
         [
             *operations,
-            by_number(
-                (ATTENTION_NUMBERS + EXPONENTIAL) * pairs
-                + (ATTENTION_COLUMN + ATTENTION_WAITS) * numbers
-            ),
-            by_number(GRADIENT_NUMBERS * pairs + (GRADIENT_COLUMN + GRADIENT_WAITS) * numbers),
+            by_number((ATTENTION_NUMBERS + EXPONENTIAL + GRADIENT_NUMBERS) * pairs),
+            passes(shape.num_edges, b, ATTENTION_ROWS + GRADIENT_ROWS),
             # Scores of sources: h times a, and back the gradients of both, for which h is read. The
             # gradient of h is cleared twice, added to twice and padded.
             passes(sources, b, 4 + 2 + 2 * 2 + 1),

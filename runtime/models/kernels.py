@@ -135,6 +135,102 @@ def transpose(
 
 @_jit
 @no_type_check
+def _head(row, k, width):
+    """Return the columns of a head."""
+    return row[k * width : (k + 1) * width]
+
+
+_reordering_jit: Any = numba.njit(
+    cache=True, nogil=True, fastmath={"contract", "reassoc"}, error_model="numpy"
+)
+"""Compiles loops whose sums may be taken in another order, so that they run on vectors."""
+
+
+@_reordering_jit
+@no_type_check
+def attend_rows(indptr, indices, h, score_src, score_dst, slope, keep, alpha, out):
+    """out[i] = sum_e alpha_e keep_e h[indices[e]] by head, alpha the softmax of the edges' scores.
+
+    Writes `alpha` too, (edges, heads). An empty `keep` keeps every coefficient as it is.
+    """
+    heads = score_src.shape[1]
+    width = h.shape[1] // heads
+    kept = keep.shape[0] > 0
+    for i in range(indptr.shape[0] - 1):
+        first, last = indptr[i], indptr[i + 1]
+        row = out[i]
+        row[:] = 0
+        for e in range(first, last):
+            of_edge, of_source, of_row = alpha[e], score_src[indices[e]], score_dst[i]
+            for k in range(heads):
+                score = of_source[k] + of_row[k]
+                of_edge[k] = score if score > 0 else slope * score
+        for k in range(heads):
+            largest = np.float32(-np.inf)
+            for e in range(first, last):
+                largest = max(largest, alpha[e, k])
+            total = np.float32(0)
+            for e in range(first, last):
+                weight = np.exp(alpha[e, k] - largest)
+                alpha[e, k] = weight
+                total += weight
+            for e in range(first, last):
+                alpha[e, k] /= total
+        for e in range(first, last):
+            _prefetch_rows(h, indices, e + _AHEAD, e + _AHEAD + 1)
+            source = h[indices[e]]
+            for k in range(heads):
+                a = alpha[e, k] * keep[e, k] if kept else alpha[e, k]
+                # Columns are counted from zero within views: only such loops become vectors.
+                into, part = _head(row, k, width), _head(source, k, width)
+                for c in range(width):
+                    into[c] += a * part[c]
+
+
+@_reordering_jit
+@no_type_check
+def attention_gradient(
+    indptr, indices, h, score_src, score_dst, slope, keep, alpha, grad, d_h, d_src, d_dst
+):
+    """Add the gradients of h and of both scores to `d_h`, `d_src` and `d_dst`."""
+    heads = score_src.shape[1]
+    width = h.shape[1] // heads
+    kept = keep.shape[0] > 0
+    widest = 0
+    for i in range(indptr.shape[0] - 1):
+        widest = max(widest, indptr[i + 1] - indptr[i])
+    d_alpha, mean = np.empty((widest, heads), np.float32), np.empty(heads, np.float32)
+    for i in range(indptr.shape[0] - 1):
+        first, last = indptr[i], indptr[i + 1]
+        mean[:] = 0
+        given = grad[i]
+        for e in range(first, last):
+            _prefetch_rows(h, indices, e + _AHEAD, e + _AHEAD + 1)
+            _prefetch_rows(d_h, indices, e + _AHEAD, e + _AHEAD + 1)
+            j = indices[e]
+            source, into = h[j], d_h[j]
+            for k in range(heads):
+                factor = keep[e, k] if kept else np.float32(1)
+                a = alpha[e, k] * factor
+                dot = np.float32(0)
+                g, part, d = _head(given, k, width), _head(source, k, width), _head(into, k, width)
+                for c in range(width):
+                    dot += g[c] * part[c]
+                    d[c] += a * g[c]
+                d_alpha[e - first, k] = dot * factor
+                mean[k] += alpha[e, k] * dot * factor
+        for e in range(first, last):
+            j = indices[e]
+            for k in range(heads):
+                d_score = alpha[e, k] * (d_alpha[e - first, k] - mean[k])
+                if score_src[j, k] + score_dst[i, k] <= 0:
+                    d_score *= slope
+                d_src[j, k] += d_score
+                d_dst[i, k] += d_score
+
+
+@_jit
+@no_type_check
 def mask_and_column_sums(grad, out, masked, sums):
     """Write the gradient where out > 0, zero elsewhere, and its column sums, in one pass."""
     sums[:] = 0

@@ -31,6 +31,7 @@ from gnnplan.runtime.models.functions import (
     runs_on_kernels,
     wide,
 )
+from gnnplan.runtime.models.kernels import attend_rows, attention_gradient
 from gnnplan.runtime.processor import processor_of
 
 
@@ -168,77 +169,6 @@ def apply_rgcn(conv: Any, x: Tensor, block: TorchBlock) -> Tensor:
     return out
 
 
-_fast_jit: Any = numba.njit(
-    cache=True, nogil=True, fastmath={"contract", "reassoc"}, error_model="numpy"
-)
-
-
-@_fast_jit
-@no_type_check
-def _attend(indptr, indices, h, score_src, score_dst, slope, keep, alpha, out):
-    heads = score_src.shape[1]
-    width = h.shape[1] // heads
-    kept = keep.shape[0] > 0
-    for i in range(indptr.shape[0] - 1):
-        first, last = indptr[i], indptr[i + 1]
-        out[i, :] = 0
-        for k in range(heads):
-            largest = np.float32(-np.inf)
-            for e in range(first, last):
-                score = score_src[indices[e], k] + score_dst[i, k]
-                score = score if score > 0 else slope * score
-                alpha[e, k] = score
-                largest = max(largest, score)
-            total = np.float32(0)
-            for e in range(first, last):
-                alpha[e, k] = np.exp(alpha[e, k] - largest)
-                total += alpha[e, k]
-            for e in range(first, last):
-                alpha[e, k] /= total
-        for e in range(first, last):
-            source = h[indices[e]]
-            for k in range(heads):
-                a = alpha[e, k] * keep[e, k] if kept else alpha[e, k]
-                for c in range(k * width, (k + 1) * width):
-                    out[i, c] += a * source[c]
-
-
-@_fast_jit
-@no_type_check
-def _attend_gradient(
-    indptr, indices, h, score_src, score_dst, slope, keep, alpha, grad, dh, d_src, d_dst
-):
-    heads = score_src.shape[1]
-    width = h.shape[1] // heads
-    kept = keep.shape[0] > 0
-    widest = 0
-    for i in range(indptr.shape[0] - 1):
-        widest = max(widest, indptr[i + 1] - indptr[i])
-    d_alpha = np.empty(widest, np.float32)
-    for i in range(indptr.shape[0] - 1):
-        first, last = indptr[i], indptr[i + 1]
-        for k in range(heads):
-            start, stop = k * width, (k + 1) * width
-            mean = np.float32(0)
-            for e in range(first, last):
-                j = indices[e]
-                factor = keep[e, k] if kept else np.float32(1)
-                a = alpha[e, k] * factor
-                dot = np.float32(0)
-                for c in range(start, stop):
-                    dot += grad[i, c] * h[j, c]
-                    dh[j, c] += a * grad[i, c]
-                d_alpha[e - first] = dot * factor
-                mean += alpha[e, k] * dot * factor
-            for e in range(first, last):
-                j = indices[e]
-                d_score = alpha[e, k] * (d_alpha[e - first] - mean)
-                if score_src[j, k] + score_dst[i, k] <= 0:
-                    d_score *= slope
-                d_src[j, k] += d_score
-                d_dst[i, k] += d_score
-
-
 class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -256,7 +186,7 @@ class _Attention(torch.autograd.Function):
         ctx.save_for_backward(h, score_src, score_dst, keep, alpha)
         arrays = [t.detach().contiguous().numpy() for t in (h, score_src, score_dst)]
         edges = (block.indptr.numpy(), block.indices.numpy())
-        _attend(*edges, *arrays, ctx.slope, keep.numpy(), alpha.numpy(), out.numpy())
+        attend_rows(*edges, *arrays, ctx.slope, keep.numpy(), alpha.numpy(), out.numpy())
         return out
 
     @staticmethod
@@ -266,7 +196,7 @@ class _Attention(torch.autograd.Function):
         arrays = [t.detach().contiguous().numpy() for t in (h, score_src, score_dst)]
         edges = (ctx.block.indptr.numpy(), ctx.block.indices.numpy())
         rest = [t.contiguous().numpy() for t in (keep, alpha, grad_outputs[0], d_h, d_src, d_dst)]
-        _attend_gradient(*edges, *arrays, ctx.slope, *rest)
+        attention_gradient(*edges, *arrays, ctx.slope, *rest)
         return d_h, d_src, d_dst, None, None, None
 
 

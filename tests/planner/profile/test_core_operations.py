@@ -16,7 +16,7 @@ from gnnplan.planner.profile.operations import LayerShape, layer_operations, pro
 from gnnplan.planner.profile.roofline import core_work
 from gnnplan.planner.workload import BatchProfile
 from gnnplan.runtime.graph.dataset import GraphTypes
-from gnnplan.runtime.models import functions, layers
+from gnnplan.runtime.models import functions, kernels
 from gnnplan.runtime.models.adjacency import TorchBlock
 from gnnplan.runtime.models.build import build_model
 from gnnplan.runtime.models.metrics import loss_sum
@@ -164,7 +164,12 @@ class Counting:
             self.counts[self.name] += 1
 
 
-def test_loops_of_attention_load_and_store_the_numbers_that_are_counted() -> None:
+def test_loops_of_attention_load_and_store_the_numbers_that_are_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fetched: list[str] = []
+    monkeypatch.setattr(kernels, "_head", kernels._head.py_func)
+    monkeypatch.setattr(kernels, "_prefetch_rows", lambda rows, *_: fetched.append(rows.name))
     rng, edges = np.random.default_rng(0), TARGETS * DEGREE
     width, pairs = HEADS * COLUMNS, edges * HEADS
     block, slope = block_of(), np.float32(0.2)
@@ -175,7 +180,7 @@ def test_loops_of_attention_load_and_store_the_numbers_that_are_counted() -> Non
     outputs = [[np.zeros_like(grad)], [np.zeros_like(a) for a in (h, source, target)]]
     names = [["out"], ["dh", "d_src", "d_dst"]]
     for loop, given, into, named in zip(
-        (layers._attend, layers._attend_gradient), ([], [grad]), outputs, names, strict=True
+        (kernels.attend_rows, kernels.attention_gradient), ([], [grad]), outputs, names, strict=True
     ):
         counts = Counter[str]()
 
@@ -193,13 +198,16 @@ def test_loops_of_attention_load_and_store_the_numbers_that_are_counted() -> Non
         found.append(counts)
     numbers = edges * width
     forward, back = found
-    columns = forward["h"] + forward["out"], back["h"] + back["grad"] + back["dh"]
-    assert columns == (core.ATTENTION_COLUMN * numbers, core.GRADIENT_COLUMN * numbers)
-    # The messages' source is looked up once for all heads.
-    rest = sum(forward.values()) - columns[0] - edges
-    assert rest == core.ATTENTION_NUMBERS * pairs
-    # Products of a pair's columns lie in an array of the loop's own: a store, and a load.
-    assert sum(back.values()) - columns[1] + 2 * pairs == core.GRADIENT_NUMBERS * pairs
+    # Rows of sources are fetched ahead; a destination's stay in a cache.
+    assert Counter(fetched) == {"h": 2 * edges, "dh": edges}
+    assert forward["h"] == core.ATTENTION_ROWS * numbers
+    # The gradient of a source is read and written.
+    assert back["h"] + back["dh"] == core.GRADIENT_ROWS * numbers
+    coefficients = forward["score"] + forward["alpha"]
+    assert coefficients == core.ATTENTION_NUMBERS * pairs
+    coefficients = sum(back[each] for each in ("score", "alpha", "d_src", "d_dst"))
+    # Arrays of the loop's own have each pair's product, and a destination's sum of them.
+    assert coefficients + (2 + 3) * pairs == core.GRADIENT_NUMBERS * pairs
 
 
 @pytest.mark.parametrize(("active", "types"), [(1, 2), (2, 2), (3, 2), (2, 3), (2, 1)])
