@@ -32,7 +32,8 @@ written."""
 RELATION_CALLS, ROOT_CALLS = 13, 11
 """Torch's calls of a relation that has edges, and of the rest of such a layer."""
 ENCODING_CALLS, TYPE_CALLS, ONE_TYPE_CALLS = 8, 6, 5
-"""Torch's calls of mapping rows of several node types, of each type, and of one type alone."""
+"""Torch's calls that map inputs by node type: for all types together, and for each of them; and
+the calls in place of both where a graph has one type."""
 LOSS_CALLS = {"multiclass": 8, "multilabel": 19, "binary": 14, "link": 26}
 """Torch's calls of a task's loss, forward and back."""
 PICKING_CALLS = 3
@@ -58,18 +59,18 @@ class CoreWork:
 
 
 def work_of(calls: float, operations: Iterable[Operation]) -> CoreWork:
-    """Return work that torch's so many calls do."""
+    """Return the work of operations that torch runs in so many calls."""
     return CoreWork(operations=list(operations), starts=calls / CALLS_PER_START)
 
 
 def passes(rows: float, columns: float, times: float = 1.0) -> Operation:
-    """Return operations that write rows, or read rows of before, so many times together."""
+    """Return the work of reading or writing an array [rows, columns] so many times."""
     size = times * rows * columns
     return Operation(flops=size, moved_bytes=FLOAT_BYTES * size)
 
 
 def by_number(count: float, flops: float = 1.0) -> Operation:
-    """Return a loop that loads or stores so many numbers, one at a time."""
+    """Return the work of a loop that loads or stores `count` numbers, one at a time."""
     return Operation(flops=flops * count, moved_bytes=FLOAT_BYTES * count)
 
 
