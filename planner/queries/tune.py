@@ -30,7 +30,7 @@ from gnnplan.planner.probe.quiet import disturbance
 from gnnplan.planner.probe.timing import WAITED, Patience
 from gnnplan.planner.profile.cache import load_record, save_record
 from gnnplan.planner.queries.calibrate import refit
-from gnnplan.planner.queries.compare import absolute_percentage_error, compare
+from gnnplan.planner.queries.compare import absolute_percentage_error, compare, whole_steps
 from gnnplan.planner.queries.simulate import open_plan_graph
 from gnnplan.planner.queries.tuned import (
     Launcher,
@@ -64,9 +64,9 @@ from gnnplan.runtime.report import (
 from gnnplan.runtime.train.recovery import CHECKPOINTS, list_checkpoints
 
 
-def join_runs(reports: Sequence[RunReport], stack: int = 1) -> StepMeasurement:
-    """Join all runs of one candidate, by windows where batches are drawn `stack` at once."""
-    return join_steps([report.step_samples for report in reports], stack)
+def join_runs(plan: Plan, reports: Sequence[RunReport]) -> StepMeasurement:
+    """Join the whole steps of all runs under a plan, by windows where batches are stacked."""
+    return join_steps([whole_steps(plan, each) for each in reports], plan.strategy.bulk_batches)
 
 
 def join_steps(seconds: Sequence[Sequence[float]], stack: int) -> StepMeasurement:
@@ -203,7 +203,7 @@ def tune(
             bench.add(each.name, draft_candidate(search, explored, each, record))
         reports = bench.run_in_turn(patience)
         rows = [
-            _row(each.name, plan, join_runs(runs, plan.strategy.bulk_batches))
+            _row(each.name, plan, join_runs(plan, runs))
             for each, plan, runs in zip(listed, bench.plans, reports, strict=True)
         ]
         rows = rows if asked.target is None else bench.approach(rows, asked.target)

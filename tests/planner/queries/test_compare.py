@@ -100,13 +100,35 @@ def test_errors_are_relative_to_what_was_measured(plan: Plan) -> None:
 
 def test_a_step_of_stacks_is_measured_over_whole_ones(plan: Plan) -> None:
     """Every fourth step draws four batches: 9, 1, 1, 1 ms are 3 ms a step, and the median is 1."""
+    whole = replace(plan.graph, num_train=4 * plan.workload.batch_size)
+    plan = replace(plan, graph=whole)
     run = replace(report(plan, step=1e-3), step_samples=[9e-3, 1e-3, 1e-3, 1e-3] * 10 + [9e-3])
     assert compare(plan, run).step_seconds.measured == pytest.approx(1e-3)
     stacked = replace(plan, strategy=replace(plan.strategy, bulk_batches=4))
     assert compare(stacked, run).step_seconds.measured == pytest.approx(3e-3)
-    found = join_runs([run, run], stack=4)
+    found = join_runs(stacked, [run, run])
     assert (found.median, found.count) == (pytest.approx(3e-3), 20)
-    assert join_runs([run, run]).median == pytest.approx(1e-3)
+    assert join_runs(plan, [run, run]).median == pytest.approx(1e-3)
+
+
+@pytest.mark.parametrize("stack", [1, 4])
+def test_the_small_last_batch_of_an_epoch_is_no_step(plan: Plan, stack: int) -> None:
+    """Epochs of five whole batches and a small one: a step takes 10 ms, stacked or not."""
+    plan = replace(
+        plan,
+        graph=replace(plan.graph, num_train=5 * plan.workload.batch_size + 1),
+        prediction=replace(plan.prediction, steps_per_epoch=6),
+        strategy=replace(plan.strategy, bulk_batches=stack),
+    )
+    run = report(plan, step=9e-3)
+    steps = [1e-3 if i % 6 == 5 else 10e-3 for i in range(run.step_seconds.discarded + 48)]
+    run = replace(run, step_samples=steps[run.step_seconds.discarded :])
+    assert compare(plan, run).step_seconds.measured == pytest.approx(10e-3)
+    assert join_runs(plan, [run, run]).median == pytest.approx(10e-3)
+    resumed = replace(run, first_step=6, step_samples=steps[run.step_seconds.discarded :])
+    assert join_runs(plan, [resumed]).median == pytest.approx(10e-3)
+    even = replace(plan, graph=replace(plan.graph, num_train=6 * plan.workload.batch_size))
+    assert join_runs(even, [run]).count > join_runs(plan, [run]).count
 
 
 def test_stages_done_for_a_whole_stack_are_compared_by_their_mean(plan: Plan) -> None:
