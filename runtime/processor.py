@@ -143,8 +143,10 @@ class CudaProcessor(AbstractProcessor):
         return torch.cuda.get_device_properties(self.device).multi_processor_count
 
     def free_bytes(self) -> int | None:
-        """See `AbstractProcessor.free_bytes`."""
-        return torch.cuda.mem_get_info(self.device)[0]
+        """See `AbstractProcessor.free_bytes`: what torch keeps of memory given back is free too."""
+        torch.cuda.ipc_collect()  # what other processes had mapped is given back as well
+        kept = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
+        return torch.cuda.mem_get_info(self.device)[0] + kept
 
     def holds(self, tensor: Tensor) -> bool:
         """See `AbstractProcessor.holds`."""
