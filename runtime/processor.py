@@ -137,6 +137,12 @@ class CudaProcessor(AbstractProcessor):
 
     is_gpu = captures = True
 
+    def __init__(self, device: torch.device) -> None:
+        """Take the GPU of a number, or without one this thread's: tensors tell their number."""
+        if device.index is None:
+            device = torch.device("cuda", torch.cuda.current_device())
+        super().__init__(device)
+
     @property
     def multiprocessors(self) -> int:
         """See `AbstractProcessor.multiprocessors`."""
@@ -180,9 +186,7 @@ class CudaProcessor(AbstractProcessor):
     def seed(self, number: int) -> None:
         """See `AbstractProcessor.seed`."""
         super().seed(number)
-        index = self.device.index
-        index = torch.cuda.current_device() if index is None else index
-        torch.cuda.default_generators[index].manual_seed(number)
+        torch.cuda.default_generators[self.index].manual_seed(number)
 
     def enter_thread(self) -> None:
         """See `AbstractProcessor.enter_thread`."""
