@@ -137,14 +137,22 @@ class CudaProcessor(AbstractProcessor):
 
     is_gpu = captures = True
 
+    def __init__(self, device: torch.device) -> None:
+        """Take the GPU of a number, or without one this thread's: tensors tell their number."""
+        if device.index is None:
+            device = torch.device("cuda", torch.cuda.current_device())
+        super().__init__(device)
+
     @property
     def multiprocessors(self) -> int:
         """See `AbstractProcessor.multiprocessors`."""
         return torch.cuda.get_device_properties(self.device).multi_processor_count
 
     def free_bytes(self) -> int | None:
-        """See `AbstractProcessor.free_bytes`."""
-        return torch.cuda.mem_get_info(self.device)[0]
+        """See `AbstractProcessor.free_bytes`: what torch keeps of memory given back is free too."""
+        torch.cuda.ipc_collect()  # what other processes had mapped is given back as well
+        kept = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
+        return torch.cuda.mem_get_info(self.device)[0] + kept
 
     def holds(self, tensor: Tensor) -> bool:
         """See `AbstractProcessor.holds`."""
@@ -178,9 +186,7 @@ class CudaProcessor(AbstractProcessor):
     def seed(self, number: int) -> None:
         """See `AbstractProcessor.seed`."""
         super().seed(number)
-        index = self.device.index
-        index = torch.cuda.current_device() if index is None else index
-        torch.cuda.default_generators[index].manual_seed(number)
+        torch.cuda.default_generators[self.index].manual_seed(number)
 
     def enter_thread(self) -> None:
         """See `AbstractProcessor.enter_thread`."""

@@ -241,7 +241,9 @@ class _Offer:
     width: int
     dtype: torch.dtype
     path: str = ""
-    handle: Any = None
+    handles: dict[int, Any] = field(default_factory=dict[int, Any])
+    """Description of a GPU's rows for each reader: torch gives rows back that were dropped once as
+    many readers have left as they were described to."""
     fault: str = ""
 
 
@@ -259,15 +261,15 @@ def share_rows(rows: Tensor, wanted: Sequence[int], comm: Communicator) -> Share
         if not processor.can_map(indices[rank]):
             shared.faults[rank] = f"{device} cannot read the memory of GPU {indices[rank]}"
     asked = [rank for rank in wanted if rank not in shared.faults]
-    readers = comm.all_gather_objects(asked)
+    readers = [r for r, each in enumerate(comm.all_gather_objects(asked)) if comm.rank in each]
     offer, segment = _Offer(rows.shape[0], rows.shape[1], rows.dtype), None
-    if any(comm.rank in each for each in readers):
-        offer, shared.own, segment = _make_offer(offer, rows)
+    if readers:
+        offer, shared.own, segment = _make_offer(offer, rows, readers)
     try:
         offers = comm.all_gather_objects(offer)
         for rank in asked:
             try:
-                shared.peers[rank] = _map_offer(offers[rank], device)
+                shared.peers[rank] = _map_offer(offers[rank], device, comm.rank)
             except (OSError, RuntimeError) as error:
                 shared.faults[rank] = _reason(error)
         comm.barrier()
@@ -277,8 +279,10 @@ def share_rows(rows: Tensor, wanted: Sequence[int], comm: Communicator) -> Share
     return shared
 
 
-def _make_offer(bare: _Offer, rows: Tensor) -> tuple[_Offer, Tensor, Segment | None]:
-    """Return the offer, the rows as the others will see them, and their segment."""
+def _make_offer(
+    bare: _Offer, rows: Tensor, readers: Sequence[int]
+) -> tuple[_Offer, Tensor, Segment | None]:
+    """Return the offer, the rows as their readers will see them, and their segment."""
     if bare.rows == 0:
         return bare, rows, None
     processor, segment = processor_of(rows.device), None
@@ -287,7 +291,7 @@ def _make_offer(bare: _Offer, rows: Tensor) -> tuple[_Offer, Tensor, Segment | N
             from torch.multiprocessing.reductions import reduce_tensor
 
             processor.synchronize()
-            return replace(bare, handle=reduce_tensor(rows)), rows, None
+            return replace(bare, handles={r: reduce_tensor(rows) for r in readers}), rows, None
         segment, room = create_segment(bare.rows * _stride_bytes(bare.width, bare.dtype))
         own = _as_rows(room, rows.shape, rows.dtype)
         own.copy_(rows)
@@ -303,13 +307,13 @@ def _reason(error: Exception) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
-def _map_offer(offer: _Offer, device: torch.device) -> Tensor:
+def _map_offer(offer: _Offer, device: torch.device, reader: int) -> Tensor:
     if offer.fault:
         raise RuntimeError(offer.fault)
     if offer.rows == 0:
         return padded_rows(0, offer.width, offer.dtype, device)
-    if offer.handle is not None:
-        return open_on_reader(offer.handle, device)
+    if offer.handles:
+        return open_on_reader(offer.handles[reader], device)
     room = attach_segment(offer.path, offer.rows * _stride_bytes(offer.width, offer.dtype))
     rows = _as_rows(room, (offer.rows, offer.width), offer.dtype)
     return processor_of(device).map_peer(rows)

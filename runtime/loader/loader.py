@@ -50,6 +50,7 @@ from gnnplan.runtime.process import (
     make_batch,
     memory_spread_over,
 )
+from gnnplan.runtime.processor import processor_of
 from gnnplan.runtime.train.overlap import (
     MadeBatch,
     Prefetcher,
@@ -111,7 +112,8 @@ class PlannedLoader:
         neg_sampling_ratio: Binary form, with the plan's number of negatives.
         rank: This rank; None asks torch.distributed, then torchrun's environment.
         size: Number of ranks; as `rank`.
-        device: Device of `x` and `y`.
+        device: Device of `x` and `y`. A GPU becomes this thread's current one, on which kernels of
+            `wrap_model` and of the built-in models start.
         blocks: False gives PyG `Data` (sampler dialect first_seen only).
         padded: Pads each PyG batch to the same sizes, hop by hop, with node_mask, edge_mask and
             seed_mask or link_mask, for a model in a CUDA graph. True takes, of training seeds, the
@@ -182,7 +184,9 @@ class PlannedLoader:
         if comm is None and self.size > 1 and made.strategy.threads.comm == 0:
             make_batch(GLOO_THREADS)  # of the group that a user's script has made
         self.meter = StageMeter() if meter is None else meter
-        self._device, self._row_dtype = torch.device(device), row_dtype
+        processor = processor_of(torch.device(device))
+        processor.enter_thread()  # kernels are started on the GPU that is this thread's
+        self._device, self._row_dtype = processor.device, row_dtype
         self._on_device, self._comm = on_device, comm
         self._lender: PlannedLoader | None = None
         self._streams = streams_of(self._device) if streams is None else streams

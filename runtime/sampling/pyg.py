@@ -37,7 +37,8 @@ def to_pyg(batch: "MiniBatch | DeviceBatch", x: Any = None, y: Any = None) -> "D
     Args:
         batch: In the first_seen dialect.
         x: Feature rows of `batch.n_id`, a tensor or array [num_input, ...], or None.
-        y: Labels of `batch.n_id` (all nodes, not only the seeds), likewise.
+        y: Labels of `batch.n_id` (all nodes, not only the seeds), likewise; handed out where the
+            rows of x lie.
     """
     import torch
     from torch_geometric.data import Data
@@ -60,6 +61,8 @@ def to_pyg(batch: "MiniBatch | DeviceBatch", x: Any = None, y: Any = None) -> "D
     for name, rows in (("x", x), ("y", y)):
         if rows is not None:
             data[name] = torch.as_tensor(_one_row_per_node(name, rows, len(batch.n_id)))
+    if x is not None and y is not None:
+        data.y = data.y.to(data.x.device)
     if batch.links is not None:
         links = _tensor(batch.links)
         data.src_index, data.dst_pos_index = links[:, 0], links[:, 1]
@@ -203,9 +206,9 @@ class HeteroView:
         """View a first_seen batch of a `TypedSampler`, with seeds of one type.
 
         Per node type: n_id (rows of the type's own table), x (its own columns of [num_input, widest
-        type]), y, and num_sampled_nodes by hop; per edge type: edge_index, num_sampled_edges by
-        hop, and e_id (positions in the dataset's `indices`) where the sampler kept edge ids. The
-        seeds' type has batch_size and input_id, its seeds first.
+        type]), y where x lies, and num_sampled_nodes by hop; per edge type: edge_index,
+        num_sampled_edges by hop, and e_id (positions in the dataset's `indices`) where the sampler
+        kept edge ids. The seeds' type has batch_size and input_id, its seeds first.
         """
         import torch
         from torch_geometric.data import HeteroData
@@ -231,7 +234,8 @@ class HeteroView:
             if x is not None:
                 store.x = x[torch.from_numpy(own), : self._types.widths[number]]
             if self._y is not None:
-                store.y = torch.from_numpy(np.ascontiguousarray(self._y[batch.n_id[own]]))
+                y = torch.from_numpy(np.ascontiguousarray(self._y[batch.n_id[own]]))
+                store.y = y if x is None else y.to(x.device)
         self._add_edges(data, batch, local, hop_of_node)
         if batch.num_seeds:
             seeds = data[self._types.node_types[int(node_type[0])]]

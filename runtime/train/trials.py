@@ -342,6 +342,7 @@ class TrialRun:
         plan, comm = self.plans[number], job.loop.comm
         self._drop_loader(job)
         job.heartbeat.begin(Phase.STARTING)
+        comm.barrier()  # memory that other ranks had mapped is its owner's again
         cores, why = self._use_threads(plan), ""
         loader: PlannedLoader | None = None
         try:

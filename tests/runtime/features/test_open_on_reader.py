@@ -44,13 +44,14 @@ class RecordingDriver:
         """What `reduce_tensor` says of rows in a GPU's memory."""
         owner = rows.device.index
         self.note("offer", owner)
+        count = [call[0] for call in self.calls[owner]].count("offer")
         driver, shape = self, tuple(rows.shape)
 
         class Storage:
             @classmethod
             def _new_shared_cuda(cls, device: int, handle: bytes, *rest: Any) -> Any:
                 # C++ makes this device current before it opens the handle.
-                driver.note("open", device, handle, rest[-1])
+                driver.note("open", device, handle, rest[-1], rest[3])
                 values = torch.arange(float(shape[0] * shape[1])) + 100 * int(handle)
                 return values.untyped_storage()
 
@@ -58,7 +59,7 @@ class RecordingDriver:
         size = shape[0] * ROW_BYTES
         return reductions.rebuild_cuda_tensor, (
             torch.Tensor, shape, (shape[1], 1), 0, Storage, rows.dtype, owner, handle, size, 0,
-            False, b"counter", 0, b"event", True,
+            False, b"counter", count, b"event", True,
         )  # fmt: skip
 
 
@@ -117,12 +118,21 @@ def test_an_owner_waits_for_its_rows_and_offers_them_only_where_they_are_read(
 ) -> None:
     share(driver)
     assert not [call for call in driver.calls[0] if call[0] in ("offer", "wait")]
-    for rank in (1, 2):
+    for rank, readers in ((1, 2), (2, 1)):
         names = [call[0] for call in driver.calls[rank]]
-        assert names.count("offer") == 1
+        assert names.count("offer") == readers
         assert names.index("wait") == names.index("offer") - 1
     events = [call[3] for calls in driver.calls.values() for call in calls if call[0] == "open"]
     assert not any(events), "no reader opens an event of the owner's device"
+
+
+def test_each_reader_is_counted_by_itself(driver: RecordingDriver) -> None:
+    """With one count for both readers of rank 1, the first to leave gave its rows back."""
+    share(driver)
+    opened = [call for calls in driver.calls.values() for call in calls if call[0] == "open"]
+    assert sorted((owner, count) for _, _, owner, _, count in opened) == [
+        (b"1", 1), (b"1", 2), (b"2", 1)
+    ]  # fmt: skip
 
 
 def test_a_device_that_the_reader_does_not_see_is_not_asked_for(

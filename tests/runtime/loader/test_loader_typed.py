@@ -102,6 +102,13 @@ def test_a_hetero_view_has_the_graphs_edges_and_rows(graph: Graph, tmp_path: Pat
             assert sum(store.num_sampled_edges) == len(e_id)
 
 
+def test_labels_by_type_are_handed_out_where_the_rows_lie(graph: Graph, tmp_path: Path) -> None:
+    (batch,) = loader_of(graph, tmp_path / "plan").batches(1)
+    data: Any = HeteroView(graph, types_of(graph))(batch, batch.x.to("meta"))
+    for name in NODE_TYPES:
+        assert data[name].y.device == data[name].x.device == torch.device("meta")
+
+
 def test_pygs_hetero_layers_run_on_the_view(graph: Graph, tmp_path: Path) -> None:
     (data,) = loader_of(graph, tmp_path / "plan", blocks=False).batches(1)
     convs: Any = {tuple(name.split("__")): SAGEConv((-1, -1), 8) for name in EDGE_TYPES}

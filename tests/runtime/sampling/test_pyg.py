@@ -50,6 +50,14 @@ def test_fields_are_those_of_neighbor_loader() -> None:
     assert data.edge_index.dtype == torch.int64
 
 
+def test_labels_are_handed_out_where_the_rows_lie() -> None:
+    """A GPU's rows come with labels that a loss beside the model's outputs takes."""
+    _, _, batch = make_batch()
+    x = torch.empty(len(batch.n_id), 8, device="meta")
+    data: Any = to_pyg(batch, x, torch.arange(len(batch.n_id)))
+    assert data.y.device == data.x.device == x.device
+
+
 def test_trimmed_pyg_layers_agree_with_plain_means_over_the_blocks() -> None:
     _, _, batch = make_batch()
     data: Any = to_pyg(batch, torch.randn(len(batch.n_id), 6))

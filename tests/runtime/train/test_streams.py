@@ -17,6 +17,7 @@ from torch import Tensor
 
 from gnnplan.runtime.graph.dataset import Graph
 from gnnplan.runtime.graph.generate import generate_sbm
+from gnnplan.runtime.loader import factory
 from gnnplan.runtime.loader.device import tensors_of
 from gnnplan.runtime.loader.loader import PlannedLoader
 from gnnplan.runtime.loader.stages import AbstractStage, BufferRing, CopyStage, seed_batch
@@ -74,6 +75,26 @@ def test_a_loader_lets_its_threads_choose(small_graph: Graph, tmp_path: Path) ->
     assert len(list(loader)) == len(loader)
     loader.close()
     assert sorted(entered) == ["prefetch-0", "prefetch-1"]
+
+
+def test_a_loader_works_on_the_gpu_that_it_is_given(
+    small_graph: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kernels start on a thread's current GPU, whose name without a number is "cuda"."""
+    chosen: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    monkeypatch.setattr(factory, "may_pin", lambda: False)
+    make_plan(small_graph, tmp_path / "plan")
+    for asked, number in (("cuda:3", 3), ("cuda", 2)):
+        loader = PlannedLoader(
+            tmp_path / "plan", small_graph, device=asked, on_device=False, streams=HostStreams()
+        )
+        own = torch.device("cuda", number)
+        assert chosen.pop() == loader._parts.place.device == own
+        loader.close()
+    assert chosen == []
 
 
 without_gpu = pytest.mark.skipif(

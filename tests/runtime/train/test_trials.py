@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from gnnplan.runtime import codec, worker
+from gnnplan.runtime.comm.collectives import Communicator
 from gnnplan.runtime.errors import InputError, PlanError, WorkerFailed
 from gnnplan.runtime.faults.failure import TRIAL_MARK, plan_on_trial, record_failure
 from gnnplan.runtime.graph.dataset import Graph
@@ -21,6 +22,7 @@ from gnnplan.runtime.launch.config import (
     read_offer,
     write_offer,
 )
+from gnnplan.runtime.loader.loader import PlannedLoader
 from gnnplan.runtime.meter import StageMeter
 from gnnplan.runtime.plan.io import copy_plan, load_plan
 from gnnplan.runtime.report import RunReport
@@ -116,6 +118,31 @@ def opening_with_meters(seconds: Mapping[str, float | list[float]]) -> Any:
         return opened(graph, mesh, folder, chosen)
 
     return open_loader
+
+
+def test_ranks_meet_between_the_rows_of_two_plans(
+    plans: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A GPU has room for the next plan's rows once no other rank maps those of the one before."""
+    happened: list[str] = []
+
+    def note(holder: Any, name: str) -> None:
+        call = getattr(holder, name)
+
+        def noted(*args: Any, **settings: Any) -> Any:
+            happened.append(name)
+            return call(*args, **settings)
+
+        monkeypatch.setattr(holder, name, noted)
+
+    note(worker, "open_loader")
+    note(PlannedLoader, "close")
+    note(Communicator, "barrier")
+    write_trials(tmp_path / "run", plans)
+    train(plans[0], tmp_path / "run")
+    switches = happened[1:-1]  # without the job's own beginning and end
+    assert len(switches) >= 3 * 4
+    assert switches == ["close", "barrier", "open_loader"] * (len(switches) // 3)
 
 
 def test_a_plan_that_does_not_open_is_left_for_the_one_before(
