@@ -88,7 +88,8 @@ class PlannedLoader:
 
     Each iteration gives the batches of one epoch, and the next iteration those of the next epoch,
     also after a `break`: with several ranks all must leave at the same batch. `load_state_dict`
-    goes on in the middle of an epoch.
+    goes on in the middle of an epoch. One iteration of a loader is under way at a time: a loop
+    within another over the same loader is an InputError of the outer one.
 
     A batch is a `MiniBatch`: `x` is the tensor of all its vertices' rows, in float32, `y` holds the
     seeds' labels. With `blocks=False` it is PyG `Data` with NeighborLoader's fields: `e_id` counts
@@ -336,6 +337,7 @@ class PlannedLoader:
         self._begin_iteration()
         epoch, first, base = self.position.epoch, self.position.step, self.handed_out
         count = len(self) - first if most is None else min(most, len(self) - first)
+        given = 0
 
         order = self._order
 
@@ -355,6 +357,7 @@ class PlannedLoader:
                 batch = take_made(made, self._streams)
                 self.position.advance()
                 self.handed_out += 1
+                given += 1
                 if self.position.step in (0, first + count):
                     for stage in self.stages:
                         stage.finish()
@@ -362,8 +365,13 @@ class PlannedLoader:
                 del batch, made  # its buffer is free again before the next batch is waited for
                 if order is not None:
                     order.next_step()
-            if self.handed_out < base + count:
+            if given < count:
                 self._refuse_closed()
+                raise InputError(
+                    f"expected {count} batches of one iteration, found another iteration of the "
+                    f"same loader begun after {given} of them; end one first, or go over the seeds "
+                    "meanwhile by a loader of their own (loader.over)"
+                )
         finally:
             with nullcontext() if order is None else order.leaving():
                 ready.close()
