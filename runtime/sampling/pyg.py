@@ -32,7 +32,7 @@ def to_pyg(batch: "MiniBatch | DeviceBatch", x: Any = None, y: Any = None) -> "D
     graph's `indices`) where the sampler kept edge ids, input_id, batch_size, num_sampled_nodes and
     num_sampled_edges (lists); where the sampler weights, edge_weight, and weights_of_sampler is
     True; for links src_index, dst_pos_index and dst_neg_index as LinkLoader gives them for
-    triplets, dst_neg_index always [num_links, num_negatives].
+    triplets: dst_neg_index is [num_links, num_negatives], or [num_links] with one negative each.
 
     Args:
         batch: In the first_seen dialect.
@@ -63,7 +63,7 @@ def to_pyg(batch: "MiniBatch | DeviceBatch", x: Any = None, y: Any = None) -> "D
     if batch.links is not None:
         links = _tensor(batch.links)
         data.src_index, data.dst_pos_index = links[:, 0], links[:, 1]
-        data.dst_neg_index = links[:, 2:]
+        data.dst_neg_index = links[:, 2:].squeeze(1)
     if outer.e_id is not None:
         data.e_id = _tensor(outer.e_id)
     if outer.weight is not None:
@@ -332,7 +332,7 @@ def label_links(data: Any) -> None:
     import torch
 
     source, negative = data.src_index, data.dst_neg_index
-    count = negative.shape[1]
+    count = 1 if negative.dim() == 1 else negative.shape[1]
     positives = torch.stack([source, data.dst_pos_index])
     negatives = torch.stack([source.repeat_interleave(count), negative.reshape(-1)])
     data.edge_label_index = torch.cat([positives, negatives], dim=1)
