@@ -169,6 +169,26 @@ class DevicePlace:
     samples: bool = False
 
 
+def numbered(named: str | torch.device) -> torch.device:
+    """Return a device with its number: a GPU without one is the one that is current."""
+    device = torch.device(named)
+    if device.type != "cuda" or device.index is not None:
+        return device
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+def say_cores(plan: Plan, rank: int, device: torch.device) -> None:
+    """Warn that a rank which is planned on a GPU was given another device."""
+    planned = plan.strategy.devices[rank]
+    if planned.needs_gpu and not processor_of(device).is_gpu:
+        warn_once(
+            "device",
+            f"rank {rank}: cores draw and gather all batches, and hold the rows that are planned "
+            f"for GPU {planned.index}, because PlannedLoader was given device {device}; give it "
+            f"the rank's GPU, as in device='cuda:{planned.index}', and move the model there",
+        )
+
+
 def device_place(
     plan: Plan, graph: Graph, device: torch.device, *, asked: bool | None
 ) -> DevicePlace:

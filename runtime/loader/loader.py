@@ -28,7 +28,7 @@ from gnnplan.runtime.errors import DatasetError, InputError, PlanError
 from gnnplan.runtime.graph.dataset import Graph
 from gnnplan.runtime.identity import open_planned_graph, unused_weights
 from gnnplan.runtime.loader.device import DeviceSampleStage
-from gnnplan.runtime.loader.device_place import padded_stage
+from gnnplan.runtime.loader.device_place import numbered, padded_stage, say_cores
 from gnnplan.runtime.loader.factory import LoaderParts
 from gnnplan.runtime.loader.position import Position
 from gnnplan.runtime.loader.pyg import (
@@ -112,7 +112,8 @@ class PlannedLoader:
         neg_sampling_ratio: Binary form, with the plan's number of negatives.
         rank: This rank; None asks torch.distributed, then torchrun's environment.
         size: Number of ranks; as `rank`.
-        device: Device of `x` and `y`.
+        device: Device of `x` and `y`; "cuda" is the current GPU. A plan for GPUs wants the rank's:
+            without it the host does all of the loader's work, with one warning.
         blocks: False gives PyG `Data` (sampler dialect first_seen only).
         padded: Pads each PyG batch to the same sizes, hop by hop, with node_mask, edge_mask and
             seed_mask or link_mask, for a model in a CUDA graph. True takes, of training seeds, the
@@ -183,7 +184,9 @@ class PlannedLoader:
         if comm is None and self.size > 1 and made.strategy.threads.comm == 0:
             make_batch(GLOO_THREADS)  # of the group that a user's script has made
         self.meter = StageMeter() if meter is None else meter
-        self._device, self._row_dtype = torch.device(device), row_dtype
+        self._device, self._row_dtype = numbered(device), row_dtype
+        if on_device is None:
+            say_cores(made, self.rank, self._device)
         self._on_device, self._comm = on_device, comm
         self._lender: PlannedLoader | None = None
         self._streams = streams_of(self._device) if streams is None else streams

@@ -203,9 +203,9 @@ class HeteroView:
         """View a first_seen batch of a `TypedSampler`, with seeds of one type.
 
         Per node type: n_id (rows of the type's own table), x (its own columns of [num_input, widest
-        type]), y, and num_sampled_nodes by hop; per edge type: edge_index, num_sampled_edges by
-        hop, and e_id (positions in the dataset's `indices`) where the sampler kept edge ids. The
-        seeds' type has batch_size and input_id, its seeds first.
+        type]), y beside it, and num_sampled_nodes by hop; per edge type: edge_index,
+        num_sampled_edges by hop, and e_id (positions in the dataset's `indices`) where the sampler
+        kept edge ids. The seeds' type has batch_size and input_id, its seeds first.
         """
         import torch
         from torch_geometric.data import HeteroData
@@ -231,7 +231,8 @@ class HeteroView:
             if x is not None:
                 store.x = x[torch.from_numpy(own), : self._types.widths[number]]
             if self._y is not None:
-                store.y = torch.from_numpy(np.ascontiguousarray(self._y[batch.n_id[own]]))
+                labels = torch.from_numpy(np.ascontiguousarray(self._y[batch.n_id[own]]))
+                store.y = labels if x is None else labels.to(x.device)
         self._add_edges(data, batch, local, hop_of_node)
         if batch.num_seeds:
             seeds = data[self._types.node_types[int(node_type[0])]]
