@@ -203,7 +203,7 @@ class PlannedLoader:
             selected = select_seeds(made, self.graph, input_nodes, **asked)
         form = link_form(neg_sampling, neg_sampling_ratio, made.workload)
         self._view_of = functools.partial(
-            PygView, self.graph, form=form, node_data=node_data, edge_data=edge_data
+            PygView, form=form, node_data=node_data, edge_data=edge_data
         )
         self._open(selected, blocks=blocks, transform=transform, padded=padded, epoch=epoch)
 
@@ -297,7 +297,9 @@ class PlannedLoader:
         self._view = None
         if not blocks:
             shapes = self._parts.padded_shapes(self.stages, padded, epoch) if padded else None
-            self._view = self._view_of(self.plan.workload, transform=transform, shapes=shapes)
+            self._view = self._view_of(
+                selected.graph, self.plan.workload, transform=transform, shapes=shapes
+            )
         elif self.rank == 0:
             for line in unused_weights(self.plan, self.graph):
                 _log.warning("%s", line)

@@ -197,6 +197,8 @@ class HeteroView:
         if node_type is None or not graph.x_by_type:
             node_type = np.zeros(graph.num_nodes, np.int32)
         self._node_type = np.ascontiguousarray(node_type)
+        # Of a batch without seeds, whose number a script asks for all the same.
+        self._seeds_type = int(next(iter(self._node_type[graph.train_idx[:1]]), 0))
         self._row_of = rows_within_types(self._node_type, len(types.node_types))
 
     def __call__(self, batch: MiniBatch, x: Any = None) -> "HeteroData":
@@ -205,7 +207,8 @@ class HeteroView:
         Per node type: n_id (rows of the type's own table), x (its own columns of [num_input, widest
         type]), y beside it, and num_sampled_nodes by hop; per edge type: edge_index,
         num_sampled_edges by hop, and e_id (positions in the dataset's `indices`) where the sampler
-        kept edge ids. The seeds' type has batch_size and input_id, its seeds first.
+        kept edge ids. The seeds' type has batch_size and input_id, its seeds first; without any it
+        is that of the graph's first training node.
         """
         import torch
         from torch_geometric.data import HeteroData
@@ -234,9 +237,9 @@ class HeteroView:
                 labels = torch.from_numpy(np.ascontiguousarray(self._y[batch.n_id[own]]))
                 store.y = labels if x is None else labels.to(x.device)
         self._add_edges(data, batch, local, hop_of_node)
-        if batch.num_seeds:
-            seeds = data[self._types.node_types[int(node_type[0])]]
-            seeds.batch_size, seeds.input_id = batch.num_seeds, torch.from_numpy(batch.input_id)
+        seeds_type = int(node_type[0]) if batch.num_seeds else self._seeds_type
+        seeds = data[self._types.node_types[seeds_type]]
+        seeds.batch_size, seeds.input_id = batch.num_seeds, torch.from_numpy(batch.input_id)
         return data
 
     def _add_edges(self, data: "HeteroData", batch: MiniBatch, local: Any, hop_of: Any) -> None:
