@@ -103,7 +103,8 @@ def train(
         settings: of a dataset: what is to be trained and what may be used; None: the defaults.
         say: called with lines on a dataset's plans.
         options: further arguments of `gnnplan.runtime.launch.launch.train`, such as `resume=True`,
-            which goes on with a run in `out` of the same dataset, machine and settings.
+            which goes on with a run in `out` of the same dataset, machine and settings, or with a
+            plan's own run and the plans that it tries.
 
     Returns:
         What was measured; the run folder holds it as report.json.
@@ -115,24 +116,31 @@ def train(
         DatasetError: the dataset is damaged or inconsistent.
         WorkerFailed: a rank failed or hung; the text names the cause.
     """
+    from gnnplan.planner.queries.tuned import train_and_keep, train_dataset
     from gnnplan.runtime.graph.format import META_FILE
+    from gnnplan.runtime.launch.config import read_trials
 
     _check_options({"epochs": epochs, **options})
     place = Path(plan)
+    watched = options | {"progress": options.get("progress") or (lambda _: None)}
     if (place / META_FILE).is_file():
-        from gnnplan.planner.queries.tuned import train_dataset
-
+        if unfit := sorted({"run_folder", "trials", "early"} & options.keys()):
+            raise SettingsError(
+                f"{place}: expected {', '.join(unfit)} for a plan alone, found them beside a "
+                "dataset, whose run is in `out`; leave them out"
+            )
         wanted = Path(f"{place.resolve().name}-plan") if out is None else Path(out)
-        asked = {"progress": lambda _: None, **options}
         return train_dataset(
             place, _request(settings), machine=machine, out=wanted, epochs=epochs, say=say,
-            **asked,
+            **watched,
         )  # fmt: skip
     if out is not None or machine is not None or settings is not None:
         raise SettingsError(
             f"{place}: expected out, machine and settings for a dataset alone, found them beside a "
             "plan; leave them out, or name the dataset"
         )
+    if options.get("resume") and "run_folder" not in options and read_trials(place / "run"):
+        return train_and_keep(place, None, say=say, epochs=epochs, **watched)
     from gnnplan.runtime.launch.launch import train as start_training
 
     return start_training(place, epochs=epochs, **options)

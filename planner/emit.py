@@ -262,7 +262,6 @@ def _command(job: JobSpec, several: bool) -> str:
     comment = f"\n# One task per host{again}.\n"
     export = "export endpoint\n" if several else ""
     arguments = shlex.join(job.arguments)
-    return (
-        f"{comment}{export}srun --kill-on-bad-exit=1 bash -c {shlex.quote(inner)} gnnplan \\\n"
-        f"  {arguments}\n"
-    )
+    # From Slurm 22.05 to 23.02 srun takes no cores from sbatch: the task would be kept to one.
+    srun = f"srun --kill-on-bad-exit=1 --cpus-per-task={job.cores}"
+    return f"{comment}{export}{srun} bash -c {shlex.quote(inner)} gnnplan \\\n  {arguments}\n"

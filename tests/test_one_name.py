@@ -1,6 +1,7 @@
 """One name is installed: in a project with folders runtime, planner and api of its own, `gnnplan`
 plans, trains and launches, and the project's own modules are the project's."""
 
+import functools
 import os
 import subprocess
 import sys
@@ -12,8 +13,12 @@ import pytest
 import gnnplan as product
 from gnnplan.facade import change_settings
 from gnnplan.planner.errors import SettingsError
+from gnnplan.planner.queries import tuned
 from gnnplan.planner.settings import PlanSettings
+from gnnplan.runtime import codec
 from gnnplan.runtime.graph.dataset import Graph
+from gnnplan.runtime.launch import launch
+from gnnplan.runtime.launch.config import TRIALS_FILE, Trials
 from tests.support.plans import make_plan
 from tests.support.product import ROOT
 
@@ -95,6 +100,37 @@ print("epochs", len(report.epochs))
 def test_planning_arguments_beside_a_plan_are_refused(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="expected out, machine and settings for a dataset"):
         product.train(tmp_path, machine="hgx-h100")
+
+
+def test_a_run_that_tries_plans_is_gone_on_with_and_its_plan_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `gnnplan train PLAN --resume` does: else the folder has another plan than its report."""
+    trials, kept = tmp_path / "run" / TRIALS_FILE, list[tuple[object, ...]]()
+
+    def keep(out: Path, plans: None, **options: object) -> str:
+        kept.append((out, plans, options["epochs"], options["resume"]))
+        return "kept"
+
+    @functools.wraps(launch.train)
+    def train(*_: object, **__: object) -> str:
+        return "trained"
+
+    monkeypatch.setattr(tuned, "train_and_keep", keep)
+    monkeypatch.setattr(launch, "train", train)
+    trials.parent.mkdir()
+    assert product.train(tmp_path, resume=True) == "trained"
+    trials.write_text(codec.dumps(Trials(plans=["one", "two"], turns=[0, 1])))
+    assert product.train(tmp_path, epochs=3) == "trained"
+    assert product.train(tmp_path, resume=True, run_folder=tmp_path) == "trained"
+    assert product.train(tmp_path, resume=True, epochs=3) == "kept"
+    assert kept == [(tmp_path, None, 3, True)]
+
+
+def test_a_run_of_a_dataset_has_its_place_in_the_plans_folder(tmp_path: Path) -> None:
+    (tmp_path / "graph.json").write_text("{}")
+    with pytest.raises(SettingsError, match=r"expected run_folder for a plan alone, found them be"):
+        product.train(tmp_path, run_folder=tmp_path / "run")
 
 
 def test_the_folder_of_the_repository_and_the_installed_name_give_one_module(

@@ -169,6 +169,18 @@ class DevicePlace:
     samples: bool = False
 
 
+def say_cores(plan: Plan, rank: int, device: torch.device) -> None:
+    """Warn that a rank which is planned on a GPU was given another device."""
+    planned = plan.strategy.devices[rank]
+    if planned.needs_gpu and not processor_of(device).is_gpu:
+        warn_once(
+            "device",
+            f"rank {rank}: cores draw and gather all batches, and hold the rows that are planned "
+            f"for GPU {planned.index}, because PlannedLoader was given device {device}; give it "
+            f"the rank's GPU, as in device='cuda:{planned.index}', and move the model there",
+        )
+
+
 def device_place(
     plan: Plan, graph: Graph, device: torch.device, *, asked: bool | None
 ) -> DevicePlace:

@@ -28,7 +28,7 @@ from gnnplan.runtime.errors import DatasetError, InputError, PlanError
 from gnnplan.runtime.graph.dataset import Graph
 from gnnplan.runtime.identity import open_planned_graph, unused_weights
 from gnnplan.runtime.loader.device import DeviceSampleStage
-from gnnplan.runtime.loader.device_place import padded_stage
+from gnnplan.runtime.loader.device_place import padded_stage, say_cores
 from gnnplan.runtime.loader.factory import LoaderParts
 from gnnplan.runtime.loader.position import Position
 from gnnplan.runtime.loader.pyg import (
@@ -89,7 +89,8 @@ class PlannedLoader:
 
     Each iteration gives the batches of one epoch, and the next iteration those of the next epoch,
     also after a `break`: with several ranks all must leave at the same batch. `load_state_dict`
-    goes on in the middle of an epoch.
+    goes on in the middle of an epoch. One iteration of a loader is under way at a time: a loop
+    within another over the same loader is an InputError of the outer one.
 
     A batch is a `MiniBatch`: `x` is the tensor of all its vertices' rows, in float32, `y` holds the
     seeds' labels. With `blocks=False` it is PyG `Data` with NeighborLoader's fields: `e_id` counts
@@ -112,8 +113,9 @@ class PlannedLoader:
         neg_sampling_ratio: Binary form, with the plan's number of negatives.
         rank: This rank; None asks torch.distributed, then torchrun's environment.
         size: Number of ranks; as `rank`.
-        device: Device of `x` and `y`. A GPU becomes this thread's current one, on which kernels of
-            `wrap_model` and of the built-in models start.
+        device: Device of `x` and `y`; "cuda" is the current GPU. A GPU becomes this thread's
+            current one, on which kernels of `wrap_model` and of the built-in models start. A plan
+            for GPUs wants the rank's: without it the host does all work, with one warning.
         blocks: False gives PyG `Data` (sampler dialect first_seen only).
         padded: Pads each PyG batch to the same sizes, hop by hop, with node_mask, edge_mask and
             seed_mask or link_mask, for a model in a CUDA graph. True takes, of training seeds, the
@@ -187,6 +189,8 @@ class PlannedLoader:
         processor = processor_of(torch.device(device))
         processor.enter_thread()  # kernels are started on the GPU that is this thread's
         self._device, self._row_dtype = processor.device, row_dtype
+        if on_device is None:
+            say_cores(made, self.rank, self._device)
         self._on_device, self._comm = on_device, comm
         self._lender: PlannedLoader | None = None
         self._streams = streams_of(self._device) if streams is None else streams
@@ -203,7 +207,7 @@ class PlannedLoader:
             selected = select_seeds(made, self.graph, input_nodes, **asked)
         form = link_form(neg_sampling, neg_sampling_ratio, made.workload)
         self._view_of = functools.partial(
-            PygView, self.graph, form=form, node_data=node_data, edge_data=edge_data
+            PygView, form=form, node_data=node_data, edge_data=edge_data
         )
         self._open(selected, blocks=blocks, transform=transform, padded=padded, epoch=epoch)
 
@@ -297,7 +301,9 @@ class PlannedLoader:
         self._view = None
         if not blocks:
             shapes = self._parts.padded_shapes(self.stages, padded, epoch) if padded else None
-            self._view = self._view_of(self.plan.workload, transform=transform, shapes=shapes)
+            self._view = self._view_of(
+                selected.graph, self.plan.workload, transform=transform, shapes=shapes
+            )
         elif self.rank == 0:
             for line in unused_weights(self.plan, self.graph):
                 _log.warning("%s", line)
@@ -340,6 +346,7 @@ class PlannedLoader:
         self._begin_iteration()
         epoch, first, base = self.position.epoch, self.position.step, self.handed_out
         count = len(self) - first if most is None else min(most, len(self) - first)
+        given = 0
 
         order = self._order
 
@@ -359,6 +366,7 @@ class PlannedLoader:
                 batch = take_made(made, self._streams)
                 self.position.advance()
                 self.handed_out += 1
+                given += 1
                 if self.position.step in (0, first + count):
                     for stage in self.stages:
                         stage.finish()
@@ -366,8 +374,13 @@ class PlannedLoader:
                 del batch, made  # its buffer is free again before the next batch is waited for
                 if order is not None:
                     order.next_step()
-            if self.handed_out < base + count:
+            if given < count:
                 self._refuse_closed()
+                raise InputError(
+                    f"expected {count} batches of one iteration, found another iteration of the "
+                    f"same loader begun after {given} of them; end one first, or go over the seeds "
+                    "meanwhile by a loader of their own (loader.over)"
+                )
         finally:
             with nullcontext() if order is None else order.leaving():
                 ready.close()

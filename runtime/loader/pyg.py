@@ -453,8 +453,8 @@ class PygView:
 
     def _plain(self, batch: MiniBatch) -> Any:
         if self._shapes is None:
-            labels = None if self._graph.y is None else torch.from_numpy(self._graph.y[batch.n_id])
-            data = to_pyg(batch, batch.x, labels)
+            y = None if self._graph.y is None else torch.from_numpy(self._graph.y[batch.n_id])
+            data = to_pyg(batch, batch.x, None if y is None else y.to(batch.x.device))
         else:
             data = self._where_rows_are(batch)
         for name, rows in self._node_data.items():

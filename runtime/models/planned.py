@@ -137,6 +137,15 @@ class Planned(nn.Module):
         """Load the wrapped model's state."""
         return self.model.load_state_dict(*args, **kwargs)
 
+    def _load_from_state_dict(
+        self, state_dict: Any, prefix: str, *args: Any, **kwargs: Any
+    ) -> None:
+        """Rename what `state_dict` wrote, where a module around this one loads its own state."""
+        mine = [name for name in state_dict if name.startswith(prefix)]
+        inside = {f"{prefix}model.{n.removeprefix(prefix)}": state_dict.pop(n) for n in mine}
+        state_dict.update(inside)
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+
     def forward(self, batch: Any) -> Tensor:
         """Compute the outputs of the seeds, (num_seeds, out).
 

@@ -32,7 +32,7 @@ def to_pyg(batch: "MiniBatch | DeviceBatch", x: Any = None, y: Any = None) -> "D
     graph's `indices`) where the sampler kept edge ids, input_id, batch_size, num_sampled_nodes and
     num_sampled_edges (lists); where the sampler weights, edge_weight, and weights_of_sampler is
     True; for links src_index, dst_pos_index and dst_neg_index as LinkLoader gives them for
-    triplets, dst_neg_index always [num_links, num_negatives].
+    triplets: dst_neg_index is [num_links, num_negatives], or [num_links] with one negative each.
 
     Args:
         batch: In the first_seen dialect.
@@ -66,7 +66,7 @@ def to_pyg(batch: "MiniBatch | DeviceBatch", x: Any = None, y: Any = None) -> "D
     if batch.links is not None:
         links = _tensor(batch.links)
         data.src_index, data.dst_pos_index = links[:, 0], links[:, 1]
-        data.dst_neg_index = links[:, 2:]
+        data.dst_neg_index = links[:, 2:].squeeze(1)
     if outer.e_id is not None:
         data.e_id = _tensor(outer.e_id)
     if outer.weight is not None:
@@ -200,15 +200,18 @@ class HeteroView:
         if node_type is None or not graph.x_by_type:
             node_type = np.zeros(graph.num_nodes, np.int32)
         self._node_type = np.ascontiguousarray(node_type)
+        # Of a batch without seeds, whose number a script asks for all the same.
+        self._seeds_type = int(next(iter(self._node_type[graph.train_idx[:1]]), 0))
         self._row_of = rows_within_types(self._node_type, len(types.node_types))
 
     def __call__(self, batch: MiniBatch, x: Any = None) -> "HeteroData":
         """View a first_seen batch of a `TypedSampler`, with seeds of one type.
 
         Per node type: n_id (rows of the type's own table), x (its own columns of [num_input, widest
-        type]), y where x lies, and num_sampled_nodes by hop; per edge type: edge_index,
+        type]), y beside it, and num_sampled_nodes by hop; per edge type: edge_index,
         num_sampled_edges by hop, and e_id (positions in the dataset's `indices`) where the sampler
-        kept edge ids. The seeds' type has batch_size and input_id, its seeds first.
+        kept edge ids. The seeds' type has batch_size and input_id, its seeds first; without any it
+        is that of the graph's first training node.
         """
         import torch
         from torch_geometric.data import HeteroData
@@ -234,12 +237,12 @@ class HeteroView:
             if x is not None:
                 store.x = x[torch.from_numpy(own), : self._types.widths[number]]
             if self._y is not None:
-                y = torch.from_numpy(np.ascontiguousarray(self._y[batch.n_id[own]]))
-                store.y = y if x is None else y.to(x.device)
+                labels = torch.from_numpy(np.ascontiguousarray(self._y[batch.n_id[own]]))
+                store.y = labels if x is None else labels.to(x.device)
         self._add_edges(data, batch, local, hop_of_node)
-        if batch.num_seeds:
-            seeds = data[self._types.node_types[int(node_type[0])]]
-            seeds.batch_size, seeds.input_id = batch.num_seeds, torch.from_numpy(batch.input_id)
+        seeds_type = int(node_type[0]) if batch.num_seeds else self._seeds_type
+        seeds = data[self._types.node_types[seeds_type]]
+        seeds.batch_size, seeds.input_id = batch.num_seeds, torch.from_numpy(batch.input_id)
         return data
 
     def _add_edges(self, data: "HeteroData", batch: MiniBatch, local: Any, hop_of: Any) -> None:
@@ -336,7 +339,7 @@ def label_links(data: Any) -> None:
     import torch
 
     source, negative = data.src_index, data.dst_neg_index
-    count = negative.shape[1]
+    count = 1 if negative.dim() == 1 else negative.shape[1]
     positives = torch.stack([source, data.dst_pos_index])
     negatives = torch.stack([source.repeat_interleave(count), negative.reshape(-1)])
     data.edge_label_index = torch.cat([positives, negatives], dim=1)

@@ -64,12 +64,10 @@ class SeedSchedule:
 
     def order(self, epoch: int) -> NDArray[np.int64]:
         """Return the epoch's permutation of positions in the training index, on every rank."""
-        if not self.shuffle:
-            return np.arange(len(self.train_idx))
         # One tuple, replaced at once: threads may compute it twice but never see half of it.
         known, order = self._latest
         if known != epoch:
-            order = self._make_order(epoch)
+            order = self._make_order(epoch) if self.shuffle else np.arange(len(self.train_idx))
             self._latest = (epoch, order)
         return order
 

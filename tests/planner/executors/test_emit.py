@@ -27,7 +27,8 @@ FAKE_PYTHON = """#!/bin/bash
 printf '%s\\n' "host=$SLURM_NODEID" "$@" "" >> "$OUT"
 """
 FAKE_SRUN = """#!/bin/bash
-shift  # --kill-on-bad-exit=1
+[ "$1 $2" = "--kill-on-bad-exit=1 --cpus-per-task=6" ] || exit 1
+shift 2
 for node in 0 1; do SLURM_NODEID=$node "$@"; done
 """
 FAKE_SCONTROL = """#!/bin/bash

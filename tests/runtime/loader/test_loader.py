@@ -178,8 +178,28 @@ def test_a_new_iteration_ends_one_left_halfway(
     halfway = iter(loader)
     next(halfway)
     assert len(list(loader)) == len(loader)
-    assert list(halfway) == []
+    with pytest.raises(InputError, match=r"another iteration of the same loader begun after 1 of"):
+        next(halfway)
     assert (loader.position.epoch, loader.position.step) == (2, 0)
+    loader.close()
+
+
+@pytest.mark.parametrize("threads", [0, 1])
+def test_a_loop_within_a_loop_over_one_loader_ends_in_an_error_and_loses_no_batch_in_silence(
+    small_graph: Graph, tmp_path: Path, threads: int
+) -> None:
+    """A script that scores the training nodes amid an epoch does that."""
+    make_plan(small_graph, tmp_path / "plan", batch_size=32, sample_threads=threads)
+    loader = PlannedLoader(tmp_path / "plan", small_graph)
+    within: list[int] = []
+
+    def score_amid_the_epoch() -> None:
+        for _ in loader:
+            within.append(len(list(loader)))
+
+    with pytest.raises(InputError, match=f"expected {len(loader)} batches of one iteration"):
+        score_amid_the_epoch()
+    assert within == [len(loader)]
     loader.close()
 
 

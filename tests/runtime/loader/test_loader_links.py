@@ -122,6 +122,18 @@ def test_a_pyg_batch_has_link_loaders_triplet_fields(graph: Graph, tmp_path: Pat
     assert data.dst_neg_index.shape == (len(links), 2)
 
 
+@pytest.mark.parametrize(("ranks", "links", "padded"), [(1, 9, False), (1, 9, True), (3, 1, False)])
+def test_one_negative_per_link_has_the_shape_of_its_link_as_pyg_has_it(
+    graph: Graph, tmp_path: Path, ranks: int, links: int, padded: bool
+) -> None:
+    """A column of negatives would be spread over all links, in a script that scores pairs."""
+    make_plan(graph, tmp_path / "plan", ranks=ranks, batch_size=links, links={"num_negatives": 1})
+    for rank in range(ranks):
+        settings: dict[str, Any] = {"rank": rank, "size": ranks, "padded": padded}
+        data = next(iter(PlannedLoader(tmp_path / "plan", graph, blocks=False, **settings)))
+        assert data.dst_neg_index.shape == data.src_index.shape == data.dst_pos_index.shape
+
+
 def test_a_share_without_links_is_empty(graph: Graph, tmp_path: Path) -> None:
     make_plan(graph, tmp_path / "plan", ranks=3, batch_size=1)
     batches = [

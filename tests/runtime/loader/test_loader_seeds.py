@@ -302,7 +302,7 @@ def test_links_are_handed_out_in_either_form_of_pyg(tmp_path: Path) -> None:
         half = len(three.src_index)
         assert two.edge_label.tolist() == [1] * half + [0] * half
         positive = torch.stack([three.src_index, three.dst_pos_index])
-        negative = torch.stack([three.src_index, three.dst_neg_index[:, 0]])
+        negative = torch.stack([three.src_index, three.dst_neg_index])
         assert torch.equal(two.edge_label_index, torch.cat([positive, negative], dim=1))
         assert "src_index" not in two
     for held in (binary.over("val"), binary.over(edge_label_index=graph.val_idx.T)):

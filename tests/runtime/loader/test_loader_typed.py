@@ -152,4 +152,18 @@ def test_a_share_of_one_seed_or_of_none_has_a_view_of_its_own_types(tmp_path: Pa
     nothing: Any = view(sampler.sample(np.empty(0, np.int64), epoch=0, step=0))
     assert [nothing[name].num_nodes for name in NODE_TYPES] == [0, 0]
     assert all(nothing[tuple(name.split("__"))].edge_index.shape == (2, 0) for name in EDGE_TYPES)
-    assert not any("batch_size" in nothing[name] for name in NODE_TYPES)
+    assert (nothing["paper"].batch_size, nothing["paper"].input_id.tolist()) == (0, [])
+    assert "batch_size" not in nothing["author"]
+
+
+def test_a_rank_without_seeds_is_told_so_of_their_type(graph: Graph, tmp_path: Path) -> None:
+    """Its script asks for `batch["paper"].batch_size`, as on every rank and at every step."""
+    make_plan(graph, tmp_path, model="rgcn", fanouts=[3, 2], ranks=2, batch_size=1)
+    sizes = dict[str, list[int]]({"paper": [], "author": []})
+    for rank in range(2):
+        loader = PlannedLoader(tmp_path, graph, blocks=False, rank=rank, size=2)
+        for name, seeds in (("paper", loader), ("author", loader.over(("author", [7])))):
+            store = next(iter(seeds))[name]
+            assert len(store.input_id) == store.batch_size
+            sizes[name].append(store.batch_size)
+    assert sizes == {"paper": [0, 1], "author": [0, 1]}

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.nn.models import GCN
 
-from gnnplan.runtime.errors import InputError
+from gnnplan.runtime.errors import InputError, SlowerPathWarning, forget_warnings
 from gnnplan.runtime.graph.dataset import Graph, open_graph
 from gnnplan.runtime.graph.generate import generate_links, generate_typed
 from gnnplan.runtime.graph.imports.importing import ImportOptions, import_graph
@@ -21,7 +21,7 @@ from gnnplan.runtime.loader.loader import PlannedLoader
 from gnnplan.runtime.models.planned import planned
 from gnnplan.runtime.plan.io import load_plan
 from gnnplan.runtime.plan.schema import Sampler, TopologyPlacement
-from tests.support.plans import make_plan
+from tests.support.plans import change_strategy, make_plan
 
 NODES, EDGES = 200, 1500
 
@@ -203,3 +203,21 @@ def test_edge_ids_are_read_for_batches_that_have_them_and_not_held_in_memory(
     assert len(list(PlannedLoader(tmp_path / "plan", hidden))) > 1
     mapped = open_graph(graph.path).edge_id
     assert isinstance(mapped, np.memmap) or isinstance(getattr(mapped, "base", None), np.memmap)
+
+
+def test_labels_lie_where_the_rows_do(small_graph: Graph, tmp_path: Path) -> None:
+    """The meta device stands for a GPU: a loss takes outputs and labels of one device."""
+    make_plan(small_graph, tmp_path, pipeline=["seeds", "sample", "gather", "copy", "batch"])
+    batch = next(iter(PlannedLoader(tmp_path, small_graph, blocks=False, device="meta")))
+    assert [batch.x.device.type, batch.y.device.type] == ["meta", "meta"]
+    assert len(batch.y) == len(batch.n_id)
+
+
+def test_a_plan_for_gpus_whose_script_names_none_is_said(
+    small_graph: Graph, tmp_path: Path
+) -> None:
+    plan = make_plan(small_graph, tmp_path)
+    change_strategy(plan, tmp_path, devices=[replace(plan.strategy.devices[0], kind="cuda")])
+    forget_warnings()
+    with pytest.warns(SlowerPathWarning, match=r"for GPU 0, because .* device cpu; .*'cuda:0'"):
+        PlannedLoader(tmp_path, small_graph).close()

@@ -358,6 +358,35 @@ def test_the_model_works_unwrapped_afterwards_and_checkpoints_move_either_way(ba
     assert torch.equal(other(batch.x, edge_index), model(batch.x, edge_index))
 
 
+class Around(nn.Module):
+    """As DistributedDataParallel and Lightning have it: the wrapped model is a part."""
+
+    def __init__(self, model: nn.Module, name: str):
+        super().__init__()
+        self.add_module(name, planned(model))
+
+
+class WithModel(nn.Module):
+    """A model whose own part is named as the wrapper's is."""
+
+    def __init__(self):
+        super().__init__()
+        self.model = GraphSAGE(12, 16, 2, 5)
+
+
+@pytest.mark.parametrize("make", [MODELS["GraphSAGE"], WithModel])
+@pytest.mark.parametrize("name", ["module", "model"])
+def test_a_module_around_it_loads_what_it_saved(make, name):
+    """Names are those of the same module around the model itself, so either takes the other's."""
+    saved, plain = Around(make(), name), nn.Module()
+    plain.add_module(name, make())
+    state = saved.state_dict()
+    assert list(state) == list(plain.state_dict())
+    for other in (Around(make(), name), plain):
+        other.load_state_dict(state)
+        torch.testing.assert_close(dict(other.state_dict()), dict(state), rtol=0, atol=0)
+
+
 def test_every_hop_batches_run_on_blocks_or_are_refused(batch):
     batch.dialect = Dialect.EVERY_HOP
     assert planned(MODELS["GraphSAGE"]())(batch).shape == (40, 5)

@@ -43,6 +43,15 @@ def test_each_seed_occurs_once_per_epoch_and_epochs_differ() -> None:
     assert not np.array_equal(schedule.order(0), SeedSchedule(TRAIN, 100, seed=5).order(0))
 
 
+def test_an_order_that_is_not_shuffled_is_made_once_an_epoch() -> None:
+    """Else inference over all nodes would count to their number at every batch."""
+    schedule = SeedSchedule(TRAIN, 100, seed=4, shuffle=False)
+    assert schedule.order(1) is schedule.order(1)
+    for epoch in range(2):
+        shares = [schedule.share(epoch, step)[0] for step in range(schedule.num_steps)]
+        np.testing.assert_array_equal(np.concatenate(shares), TRAIN)
+
+
 def test_more_ranks_than_seeds_leaves_some_shares_empty() -> None:
     parts = shares(8, 0, 10)
     assert parts[0][2] == 3
