@@ -1,5 +1,6 @@
 """Any mix of own, host and disk returns the dataset's rows, and counts what it did."""
 
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ import pytest
 
 from gnnplan.runtime.errors import BudgetExceeded, DatasetError, PlanError
 from gnnplan.runtime.features.store import AbstractFeatureStore, open_store
-from gnnplan.runtime.features.tier import sum_counters
+from gnnplan.runtime.features.tier import TypedHost, sum_counters
 from gnnplan.runtime.graph.dataset import Graph, write_graph
 from gnnplan.runtime.graph.format import BFLOAT16, convert_rows
 from gnnplan.runtime.plan.schema import Plan, Source
@@ -153,6 +154,21 @@ def test_own_rows_may_be_halved_only_where_nothing_is_lost(
     assert counters.bytes["own"] == counters.rows["own"] * 200
     assert counters.bytes["host"] == counters.rows["host"] * 400
     store.close()
+
+
+def test_a_range_of_typed_rows_takes_the_memory_of_the_range_alone() -> None:
+    node_type = np.tile([1, 0], 1 << 19).astype(np.int32)
+    tables = [np.arange(1 << 19, dtype=np.float32)[:, None], np.zeros((1 << 19, 2), np.float32)]
+    host = TypedHost(tables, node_type)
+    np.testing.assert_array_equal(host[:3], [[0, 0], [0, 0], [0, 0]])
+    tracemalloc.start()
+    try:
+        last = host[(1 << 20) - 4 : 1 << 21]
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    np.testing.assert_array_equal(last[:, 0], [0, (1 << 19) - 2, 0, (1 << 19) - 1])
+    assert peak < 1 << 16
 
 
 def test_resident_bytes_are_own_rows_buffers_and_scratch(
