@@ -1,6 +1,7 @@
 """Adjacency lists in two memories: read at their addresses, counted by source, equal batches."""
 
 import dataclasses
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -141,3 +142,26 @@ def test_hot_rows_that_are_none_are_refused(hot: list[int], kernel_device: torch
         DeviceTopology.load(*graph, kernel_device, pinned=True, hot=np.array(hot))
     with pytest.raises(SamplerError, match="wholly on the device"):
         DeviceTopology.load(*graph, kernel_device, hot=np.array([0]))
+
+
+@pytest.mark.parametrize("hot", [[], [3], [599, 1, 0, 300], range(0, 600, 2)])
+def test_hot_lists_are_packed_in_bounded_memory(
+    hot: list[int], kernel_device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from gnnplan.runtime.sampling.gpu import topology
+
+    monkeypatch.setattr(topology, "_PACKED_ENTRIES", 1 << 10)
+    degrees = np.tile([0, 3, 2000, 0, 800, 1], 100)
+    indptr = np.concatenate([[0], np.cumsum(degrees)])
+    indices = np.random.default_rng(0).permutation(int(indptr[-1])).astype(np.int32)
+    ids = np.array(hot, dtype=np.int64)
+    tracemalloc.start()
+    try:
+        packed = topology._pack(indptr, indices, ids, kernel_device)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    lists = [np.zeros(0, np.int32), *(indices[indptr[v] : indptr[v + 1]] for v in hot)]
+    np.testing.assert_array_equal(packed[:-1].cpu().numpy(), np.concatenate(lists))
+    assert packed.dtype == torch.int32
+    assert peak < 4 * degrees[::2].sum(), "as much as the lists themselves"
