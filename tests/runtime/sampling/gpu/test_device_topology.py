@@ -9,6 +9,8 @@ import pytest
 import torch
 
 from gnnplan.runtime.errors import SamplerError
+from gnnplan.runtime.features import device_rows
+from gnnplan.runtime.sampling import checks
 from gnnplan.runtime.sampling.labor import LaborSampler
 from gnnplan.runtime.sampling.layerwise import LayerwiseSampler
 from gnnplan.runtime.sampling.locality import Correction, LocalitySampler
@@ -165,3 +167,33 @@ def test_hot_lists_are_packed_in_bounded_memory(
     np.testing.assert_array_equal(packed[:-1].cpu().numpy(), np.concatenate(lists))
     assert packed.dtype == torch.int32
     assert peak < 4 * degrees[::2].sum(), "as much as the lists themselves"
+
+
+@pytest.mark.parametrize("name", ["labor", "locality", "layerwise"])
+def test_edge_weights_are_copied_to_the_device_part_by_part(
+    name: str, kernel_device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from gnnplan.runtime.sampling.gpu.labor import DeviceLaborSampler
+    from gnnplan.runtime.sampling.gpu.layerwise import DeviceLayerwiseSampler
+    from gnnplan.runtime.sampling.gpu.locality import DeviceLocalitySampler
+    from gnnplan.runtime.sampling.gpu.topology import DeviceTopology
+
+    monkeypatch.setattr(checks, "_CHECKED_WEIGHTS", 1 << 10)
+    monkeypatch.setattr(device_rows, "_COPY_BYTES", 1 << 12)
+    indptr = np.arange(0, (1 << 20) + 1, 1 << 10)
+    topology = DeviceTopology.load(indptr, np.zeros(1 << 20, np.int32), kernel_device)
+    weight = np.random.default_rng(0).random(1 << 20, np.float32)
+    given: dict[str, Any] = {"device": kernel_device, "edge_weight": weight}
+    tracemalloc.start()
+    try:
+        if name == "labor":
+            sampler: Any = DeviceLaborSampler(topology, [4], variant=1, **given)
+        elif name == "locality":
+            sampler = DeviceLocalitySampler(topology, [4], **given)
+        else:
+            sampler = DeviceLayerwiseSampler(topology, [4], **given)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < weight.nbytes // 2
+    np.testing.assert_array_equal(sampler._weight.cpu().numpy(), weight)
