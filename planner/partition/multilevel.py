@@ -178,6 +178,18 @@ def node_weights(problem: PartitionProblem) -> NDArray[np.int64] | None:
     return np.maximum(weights, 1)
 
 
+def fit_weights(weights: NDArray[np.int64], most: int) -> NDArray[np.int64]:
+    """Scale weights down where their sum is above `most`; each stays at least 1.
+
+    >>> fit_weights(np.array([64, 64, 128]), 10).tolist()
+    [1, 1, 3]
+    """
+    total = int(weights.sum())
+    if total <= most:
+        return weights
+    return np.maximum((weights * ((most - len(weights)) / total)).astype(np.int64), 1)
+
+
 def kaminpar_parts(problem: PartitionProblem, *, threads: int = 1) -> NDArray[np.int32]:
     """Partition with KaMinPar (Gottesbueren et al., ESA 2021); int32 [N].
 
@@ -256,6 +268,8 @@ def metis_parts(problem: PartitionProblem) -> NDArray[np.int32]:
             f"{8 * kind.itemsize} bits), found {len(indices)}; choose kaminpar or ldg"
         )
     weights = node_weights(problem)
+    if weights is not None:
+        weights = fit_weights(weights, np.iinfo(kind).max)
     tolerance = min(problem.balance.tolerances)
     options = module.Options(seed=problem.seed)
     if np.isfinite(tolerance):

@@ -49,6 +49,8 @@ from gnnplan.runtime.plan.io import load_array
 from gnnplan.runtime.plan.schema import Plan
 
 OwnIds = dict[int, NDArray[np.int64]]
+_CONVERTED_BYTES = 64 << 20
+"""Size, as float32, of the rows that are converted at once: no plan counts a copy of them all."""
 
 
 def group_by_dtype(dense: Mapping[int, Dense]) -> list[DenseGroup]:
@@ -282,23 +284,34 @@ def load_own_rows(
     Rows that this host lacks come from another host; the call is collective then. Storage that
     would change values needs a plan that is `approximate`.
     """
-    stored = row_dtype(plan.strategy.features.storage_dtype)
-    served = _host_rows(graph, threads)
-    rows = np.empty((ids.size, served.width), served.dtype)
-    served.take(ids, rows, threads=threads)
-    if not hosts.all_everywhere:
-        fetch_lacking(hosts, served, ids, rank, _all_ranks(comm, plan), rows)
-    if rows.dtype == stored:
-        return rows
-    converted, whole = convert_rows(rows, stored), np.dtype(np.float32)
-    kept, given = (convert_rows(each, whole) for each in (converted, rows))
-    if not np.array_equal(kept, given, equal_nan=True) and plan.statistics_class != "approximate":
-        name, other = row_type_name(stored), row_type_name(rows.dtype)
+    stored, everywhere = row_dtype(plan.strategy.features.storage_dtype), hosts.all_everywhere
+    served, rows = _host_rows(graph, threads), None
+    if served.dtype == stored or not everywhere:
+        rows = _take(served, ids, threads)
+        if not everywhere:
+            fetch_lacking(hosts, served, ids, rank, _all_ranks(comm, plan), rows)
+        if served.dtype == stored:
+            return rows
+    converted, whole = np.empty((ids.size, served.width), stored), np.dtype(np.float32)
+    changed, count = False, max(1, _CONVERTED_BYTES // max(1, whole.itemsize * served.width))
+    for part in (slice(start, start + count) for start in range(0, ids.size, count)):
+        block = _take(served, ids[part], threads) if rows is None else rows[part]
+        converted[part] = convert_rows(block, stored)
+        kept, given = (convert_rows(each, whole) for each in (converted[part], block))
+        changed = changed or not np.array_equal(kept, given, equal_nan=True)
+    if changed and plan.statistics_class != "approximate":
+        name, other = row_type_name(stored), row_type_name(served.dtype)
         raise PlanError(
             f"features stored as {name} differ from the dataset's {other}, and the plan is "
             f"{plan.statistics_class}; plan again with --allow approximate or without {name}"
         )
     return converted
+
+
+def _take(served: Served, ids: NDArray[np.int64], threads: int) -> NDArray[Any]:
+    rows = np.empty((ids.size, served.width), served.dtype)
+    served.take(ids, rows, threads=threads)
+    return rows
 
 
 def _disk(graph: Graph, plan: Plan) -> Disk:

@@ -220,7 +220,7 @@ class TypedHost(AbstractTier):
 
     def __getitem__(self, part: slice) -> Rows:
         """Return the rows of a range of nodes, as an array of all rows would."""
-        ids = np.arange(self.shape[0])[part]
+        ids = np.arange(*part.indices(self.shape[0]))
         rows = np.empty((ids.size, self.width), self.dtype)
         self.take(ids, rows)
         return rows

@@ -145,12 +145,13 @@ def estimate_need(
     *,
     options: EdgeOptions,
     record_bytes: int = 8,
+    stored_bytes: int = 4,
     memory_limit_bytes: int = 1 << 30,
 ) -> Need:
     """Estimate the memory and disk that `build_csc` needs at most.
 
-    `record_bytes` is the size of an edge on scratch disk, `memory_limit_bytes` the limit for one
-    bucket; it is exceeded where one node has more in-edges.
+    `record_bytes` is the size of an edge on scratch disk, `stored_bytes` in the result, and
+    `memory_limit_bytes` the limit for one bucket; it is exceeded where one node has more in-edges.
     """
     edges = num_edges * (2 if options.symmetrise else 1)
     limit = max(1, memory_limit_bytes // BUCKET_BYTES_PER_EDGE)
@@ -161,7 +162,7 @@ def estimate_need(
     return Need(
         memory_bytes=16 * num_nodes + BUCKET_BYTES_PER_EDGE * (bucket_edges + chunk_edges),
         scratch_disk_bytes=record_bytes * edges if buckets > 1 else 0,
-        output_disk_bytes=8 * (num_nodes + 1) + max(4, record_bytes - 4) * (edges + loops),
+        output_disk_bytes=8 * (num_nodes + 1) + stored_bytes * (edges + loops),
         num_buckets=max(buckets, 1),
     )
 
@@ -187,11 +188,13 @@ def build_csc(
     """
     options = options or EdgeOptions()
     record = _record_type(edges, num_nodes)
+    names = ["indices", *edges.attributes]
     need = estimate_need(
         num_nodes,
         edges.num_edges,
         options=options,
         record_bytes=record.itemsize,
+        stored_bytes=sum(_stored_type(name, record).itemsize for name in names),
         memory_limit_bytes=memory_limit_bytes,
     )
     if report is not None:
@@ -206,7 +209,6 @@ def build_csc(
         raise DatasetError(str(unusable))
     bounds = bucket_bounds(counts, max(1, memory_limit_bytes // BUCKET_BYTES_PER_EDGE))
     parts = _read_records(edges, num_nodes, record, options, staging.target)
-    names = ["indices", *edges.attributes]
     outputs = [staging.create(n, _stored_type(n, record)) for n in names]
     pointers = staging.create("indptr", np.int64)
     pointers.append(np.zeros(1, np.int64))

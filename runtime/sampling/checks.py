@@ -16,6 +16,8 @@ RELABEL_BUDGET_BYTES = 1 << 30
 
 # A third of all 32-bit entries, so that the table is seldom cleared.
 _LARGEST_TABLE_BYTES = 4 * (1 << 32) // 3
+_CHECKED_WEIGHTS = 1 << 20
+"""Edge weights that are checked at once: a mapped list is never held as a whole."""
 
 
 def fits_densely(num_nodes: int, budget_bytes: int) -> bool:
@@ -89,21 +91,28 @@ def check_edge_weight(
             f"expected one edge weight per stored edge, float32 or float64 [{num_edges}], found "
             f"{weight.dtype} {list(weight.shape)}; give the graph an edge_weight of its own length"
         )
-    with np.errstate(over="ignore"):
-        good = (weight >= 0) & np.isfinite(weight.astype(np.float32, copy=False))
-    if not good.all():
-        bad = np.flatnonzero(~good)
+    count, first = 0, num_edges
+    for start in range(0, num_edges, _CHECKED_WEIGHTS):
+        part = weight[start : start + _CHECKED_WEIGHTS]
+        with np.errstate(over="ignore"):
+            good = (part >= 0) & np.isfinite(part.astype(np.float32, copy=False))
+        if not good.all():
+            count += int((~good).sum())
+            first = min(first, start + int(good.argmin()))
+    if count:
         raise SamplerError(
-            f"expected finite edge weights of at least 0, found {weight[bad[0]]} at edge "
-            f"{bad[0]} ({len(bad)} such); correct the graph's edge_weight"
+            f"expected finite edge weights of at least 0, found {weight[first]} at edge "
+            f"{first} ({count} such); correct the graph's edge_weight"
         )
     return read_only(weight)
 
 
 def float32_weight(edge_weight: NDArray[np.floating] | None, num_edges: int) -> NDArray[np.float32]:
-    """Return checked weights as float32 [E]; an empty array for None."""
+    """Return checked weights as float32 [E], the given array where it is; an empty one for None."""
     weight = check_edge_weight(edge_weight, num_edges)
-    return read_only(np.zeros(0, np.float32) if weight is None else weight.astype(np.float32))
+    if weight is None:
+        return read_only(np.zeros(0, np.float32))
+    return read_only(weight.astype(np.float32, copy=False))
 
 
 def read_only(array: NDArray) -> NDArray:

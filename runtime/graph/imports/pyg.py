@@ -331,7 +331,7 @@ class _TypedReader:
             inventory=self.inventory,
         )
 
-    def _pairs(self, key: EdgeKey) -> NDArray[np.int64]:
+    def _pairs(self, key: EdgeKey) -> NDArray[Any]:
         fields = self.edges[key]
         name = f"edge_index of {_place(key)}"
         if "edge_index" not in fields:
@@ -340,7 +340,7 @@ class _TypedReader:
         check_pairs(self.source, name, pairs)
         self.inventory.use(Role.EDGES, "edge_index", place=_place(key))
         _leave_known(self.inventory, fields.keys() - {"edge_weight", "edge_attr"}, _place(key))
-        return pairs.astype(np.int64)
+        return pairs
 
     def _weight(self, key: EdgeKey, length: int) -> NDArray[np.float32] | None:
         """Return the weights of a type's edges; None where it has no single value per edge."""
@@ -355,7 +355,7 @@ class _TypedReader:
         self.inventory.use(Role.WEIGHTS, name, place=place)
         return as_numbers(self.source / name, array.reshape(-1), np.float32)
 
-    def _count(self, name: str, pairs: dict[EdgeKey, NDArray[np.int64]]) -> int:
+    def _count(self, name: str, pairs: dict[EdgeKey, NDArray[Any]]) -> int:
         """Return how many nodes of a type there are: as said, by rows, or by the edges' ends."""
         fields = self.nodes[name]
         if "num_nodes" in fields:

@@ -1,15 +1,23 @@
 """What every format is read into before it becomes a dataset, and the options of an import."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, cast
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from gnnplan.runtime.device import usable_ram_bytes
 from gnnplan.runtime.errors import DatasetError, did_you_mean
-from gnnplan.runtime.graph.csc import EdgeOptions, EdgeSource, SelfLoops, array_edges
+from gnnplan.runtime.graph.csc import (
+    CHUNK_EDGES,
+    Chunk,
+    EdgeOptions,
+    EdgeSource,
+    SelfLoops,
+    array_edges,
+)
 from gnnplan.runtime.graph.dataset import SparseFeatures
 from gnnplan.runtime.graph.format import TASKS, check_range
 from gnnplan.runtime.graph.imports.inventory import Inventory
@@ -213,46 +221,58 @@ class TypedParts:
                 )
 
     def _edges(self, first: dict[str, int], notes: list[str], *, symmetrise: bool) -> EdgeSource:
-        """Number all edges' ends over all types, each edge by its place within its type."""
+        """Number all edges' ends over all types, each edge by its place within its type.
+
+        The types' own arrays are read a chunk at a time: they may be files larger than memory.
+        """
         for key, found in self.pairs.items():
             for row, name in enumerate((key[0], key[2])):
                 path = self.source / edge_type_name(key)
                 check_range(path, found[row], 0, self.counts.get(name, 0), f"nodes of type {name}")
-        places = {key: np.arange(found.shape[1]) for key, found in self.pairs.items()}
         if symmetrise:
-            self._mirror(places, notes)
-        ends = [
-            np.concatenate([found[row] + first[key[2 * row]] for key, found in self.pairs.items()])
-            for row in (0, 1)
-        ]
-        lengths = [found.shape[1] for found in self.pairs.values()]
-        values: dict[str, NDArray[Any]] = {
-            "edge_type": np.repeat(np.arange(len(lengths), dtype=np.int32), lengths),
-            "edge_id": np.concatenate(list(places.values())),
-        }
+            self._mirror(notes)
+        attributes: dict[str, DTypeLike] = {"edge_type": np.int32, "edge_id": np.int64}
         if self.weights:
+            attributes["edge_weight"] = np.float32
             without = [edge_type_name(key) for key in self.pairs if key not in self.weights]
             if without:
                 notes.append(f"edge weights: 1 for edges of {', '.join(without)}, which have none")
-            values["edge_weight"] = np.concatenate(
-                [
-                    self.weights.get(key, np.ones(found.shape[1], np.float32))
-                    for key, found in self.pairs.items()
-                ]
-            )
-        return array_edges(ends[0], ends[1], **values)
+        # Within a node type, the reverses follow the edges of which they are.
+        ways = {key: (False, True)[: 1 + (symmetrise and key[0] == key[2])] for key in self.pairs}
 
-    def _mirror(self, places: dict[EdgeKey, NDArray[Any]], notes: list[str]) -> None:
-        """Add each edge's reverse: to its own type within a node type, else to a type rev_..."""
+        def chunks() -> Iterator[Chunk]:
+            for number, (key, found) in enumerate(self.pairs.items()):
+                for back in ways[key]:
+                    for start in range(0, found.shape[1], CHUNK_EDGES):
+                        yield self._read(number, key, start, (first[key[0]], first[key[2]]), back)
+
+        count = sum(found.shape[1] * len(ways[key]) for key, found in self.pairs.items())
+        return EdgeSource(num_edges=count, chunks=chunks, attributes=attributes)
+
+    def _read(
+        self, number: int, key: EdgeKey, start: int, first: tuple[int, int], back: bool
+    ) -> Chunk:
+        """Return the edges of a type from `start` on; `back`, their reverses, without loops."""
+        part = slice(start, start + CHUNK_EDGES)
+        src, dst = (row.astype(np.int64) for row in self.pairs[key][:, part])
+        length = len(src)
+        out: Chunk = {
+            "src": (dst if back else src) + first[0],
+            "dst": (src if back else dst) + first[1],
+            "edge_type": np.full(length, number, np.int32),
+            "edge_id": np.arange(start, start + length),
+        }
+        if self.weights:
+            own = self.weights.get(key)
+            out["edge_weight"] = np.ones(length, np.float32) if own is None else own[part]
+        kept = src != dst if back else slice(None)
+        return {name: array[kept] for name, array in out.items()}
+
+    def _mirror(self, notes: list[str]) -> None:
+        """Add a type rev_... of the reverses of each type of edges between two node types."""
         for key, found in list(self.pairs.items()):
             source, relation, target = key
-            back, at, weight = found[::-1], places[key], self.weights.get(key)
             if source == target:
-                other = found[0] != found[1]
-                self.pairs[key] = np.concatenate([found, back[:, other]], axis=1)
-                places[key] = np.concatenate([at, at[other]])
-                if weight is not None:
-                    self.weights[key] = np.concatenate([weight, weight[other]])
                 continue
             reverse = (target, f"rev_{relation}", source)
             if reverse in self.pairs:
@@ -260,9 +280,9 @@ class TypedParts:
                     f"{self.source}: expected no edge type {edge_type_name(reverse)} for "
                     "--symmetrise, which would make it, found one: leave --symmetrise out"
                 )
-            self.pairs[reverse], places[reverse] = back, at
-            if weight is not None:
-                self.weights[reverse] = weight
+            self.pairs[reverse] = found[::-1]
+            if key in self.weights:
+                self.weights[reverse] = self.weights[key]
             notes.append(f"edge types: {edge_type_name(reverse)} added, the edges of {relation}")
 
     def _table(self, name: str, notes: list[str]) -> RawFeatures:

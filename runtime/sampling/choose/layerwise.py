@@ -379,8 +379,8 @@ class LayerGraph:
             self.fixed = self._fastgcn()
 
     def _fastgcn(self) -> tuple[SparseRows, NDArray[np.float64]]:
-        squares = np.square(self.edge_weight, dtype=np.float64) if self.edge_weight.size else None
-        total = np.bincount(self.indices, weights=squares, minlength=self.num_nodes)
+        total = np.zeros(self.num_nodes)
+        _add_squares(self.indices, self.edge_weight, total)
         return one_row(total, self.indices.dtype)
 
     def probabilities(
@@ -433,6 +433,15 @@ class LayerGraph:
         ledger.free_scratch()
         used = int(out_ptr[-1])
         return out_ptr, ledger.trim(out_cols, used), ledger.trim(out_factor, used)
+
+
+@kernel
+@no_type_check
+def _add_squares(indices, weight, total):
+    """Add the square of each entry (1 without weights) to its column's total, entry by entry."""
+    for e in range(indices.shape[0]):
+        w = np.float64(weight[e]) if weight.shape[0] > 0 else 1.0
+        total[indices[e]] += w * w
 
 
 def one_row(

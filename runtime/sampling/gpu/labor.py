@@ -18,6 +18,7 @@ import triton.language as tl
 from numpy.typing import NDArray
 from torch import Tensor
 
+from gnnplan.runtime.features.device_rows import copy_list
 from gnnplan.runtime.sampling.checks import check_edge_weight
 from gnnplan.runtime.sampling.choose.labor import MAX_PASSES
 from gnnplan.runtime.sampling.dependent import StreamPolicy
@@ -209,7 +210,7 @@ class DeviceLaborSampler(AbstractDeviceHops):
         self.variant, self.form = check_variant(variant), check_form(form)
         self.estimator = Estimator(estimator)
         weight = check_edge_weight(edge_weight, topology.num_edges)
-        self._weight = None if weight is None else torch.from_numpy(np.array(weight)).to(device)
+        self._weight = None if weight is None else copy_list(weight, device)
         self.tolerance = check_tolerance(tolerance)
 
     def _draw(self, rows: Tensor, known: list[Tensor], draws: HopDraws) -> Drawn:

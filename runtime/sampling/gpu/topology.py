@@ -9,6 +9,7 @@ reads all alike (DEC-123). Reads are counted by source on the device, without a 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -23,12 +24,15 @@ from gnnplan.runtime.features.device_rows import (
     copy_list,
     share_host_list,
     share_rows,
+    torch_dtype,
 )
 from gnnplan.runtime.processor import processor_of
 from gnnplan.runtime.sampling.checks import check_graph
 
 ALL = (1 << 63) - 1
 """Address beyond all of a device's memory."""
+_PACKED_ENTRIES = 1 << 22
+"""Entries of lists that are packed at once, up to the end of the last of these lists."""
 
 
 class Source(StrEnum):
@@ -247,13 +251,19 @@ def _pack(
     device: torch.device,
 ) -> Tensor:
     """Copy the lists of some rows to the device, one after another."""
-    degrees = (indptr[ids + 1] - indptr[ids]).astype(np.int64)
-    begins = np.cumsum(degrees) - degrees
-    places = np.repeat(indptr[ids] - begins, degrees) + np.arange(int(degrees.sum()))
+    starts = np.asarray(indptr[ids], dtype=np.int64)
+    degrees = indptr[ids + 1] - starts
+    ends = np.cumsum(degrees)
     # One entry more than is used: an empty tensor has no address that tells the sources apart.
-    lists = np.zeros(places.size + 1, np.asarray(indices).dtype)
-    lists[:-1] = np.asarray(indices)[places]
-    return copy_list(lists, device)
+    count = (int(ends[-1]) if ends.size else 0) + 1
+    lists = torch.zeros(count, dtype=torch_dtype(indices), device=device)
+    begins = ends - degrees
+    cuts = np.flatnonzero(np.diff(begins // _PACKED_ENTRIES, prepend=-1)).tolist()
+    for first, last in pairwise([*cuts, ids.size]):
+        rows, begin, end = slice(first, last), int(begins[first]), int(ends[last - 1])
+        places = np.repeat(starts[rows] - begins[rows], degrees[rows]) + np.arange(begin, end)
+        lists[begin:end].copy_(torch.from_numpy(np.asarray(indices)[places]))
+    return lists
 
 
 def _point(

@@ -3,6 +3,8 @@
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -44,6 +46,29 @@ def test_edge_cuts_find_planted_clusters(name: str):
     quality = measure_quality(indptr, indices, parts, num_parts=4)
     assert quality.edge_cut == 8
     assert quality.nodes.tolist() == [24] * 4
+
+
+def test_metis_gets_node_weights_whose_sum_its_integers_hold(monkeypatch: pytest.MonkeyPatch):
+    handed: dict[str, Any] = {}
+
+    def part_graph(_parts: int, _graph: Any, **settings: Any) -> tuple[int, np.ndarray]:
+        handed.update(settings)
+        return 0, np.arange(400) % 4
+
+    other = SimpleNamespace(
+        zero_copy_dtype=lambda: np.int16,
+        Options=SimpleNamespace,
+        CSRAdjacency=SimpleNamespace,
+        part_graph=part_graph,
+    )
+    monkeypatch.setitem(sys.modules, "pymetis", other)
+    training = np.arange(0, 400, 4)
+    partition(*random_csc(400, 3000, 5), parts=4, name="metis", training=training)
+    weights = handed["vweights"].astype(np.int64)
+    # 64 per node and quantity are 51,200 in all; 16 bits hold 32,767.
+    assert 30_000 < weights.sum() <= np.iinfo(np.int16).max
+    others = np.delete(weights, training)
+    np.testing.assert_allclose(weights[training].mean() / others.mean(), 5, rtol=0.05)
 
 
 @pytest.mark.parametrize("name", PARTITIONERS)

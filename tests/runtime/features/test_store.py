@@ -1,5 +1,7 @@
 """Any mix of own, host and disk returns the dataset's rows, and counts what it did."""
 
+import dataclasses
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,8 +10,15 @@ import numpy as np
 import pytest
 
 from gnnplan.runtime.errors import BudgetExceeded, DatasetError, PlanError
-from gnnplan.runtime.features.store import AbstractFeatureStore, open_store
-from gnnplan.runtime.features.tier import sum_counters
+from gnnplan.runtime.features import store as store_module
+from gnnplan.runtime.features.peer import HostRows
+from gnnplan.runtime.features.store import (
+    AbstractFeatureStore,
+    load_own_rows,
+    open_store,
+    read_location,
+)
+from gnnplan.runtime.features.tier import TypedHost, sum_counters
 from gnnplan.runtime.graph.dataset import Graph, write_graph
 from gnnplan.runtime.graph.format import BFLOAT16, convert_rows
 from gnnplan.runtime.plan.schema import Plan, Source
@@ -153,6 +162,48 @@ def test_own_rows_may_be_halved_only_where_nothing_is_lost(
     assert counters.bytes["own"] == counters.rows["own"] * 200
     assert counters.bytes["host"] == counters.rows["host"] * 400
     store.close()
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_rows_of_another_type_are_converted_part_by_part(
+    make_graph: MakeGraph,
+    make_plan: MakePlan,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    sparse: bool,
+) -> None:
+    monkeypatch.setattr(store_module, "_CONVERTED_BYTES", 1 << 14)
+    graph, folder = make_graph(num_nodes=4000, dim=500, sparse=sparse), tmp_path / "plan"
+    plan = make_plan(graph, MIXES["own-host"], storage_dtype="bfloat16")
+    rounded = dataclasses.replace(plan, statistics_class="approximate")
+    ids, hosts = read_location(graph, plan, folder, 0)[1][0], HostRows(plan, folder, 4000)
+    load_own_rows(graph, rounded, ids[:1], 0, hosts, None, 1)  # compiled before it is measured
+    tracemalloc.start()
+    try:
+        rows = load_own_rows(graph, rounded, ids, 0, hosts, None, 1)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    expected = convert_rows(_rows(graph)[ids], BFLOAT16)
+    np.testing.assert_array_equal(rows.view(np.uint16), expected.view(np.uint16))
+    assert peak < 1.5 * rows.nbytes
+    with pytest.raises(PlanError, match="stored as bfloat16 differ from the dataset's float32"):
+        load_own_rows(graph, plan, ids, 0, hosts, None, 1)
+
+
+def test_a_range_of_typed_rows_takes_the_memory_of_the_range_alone() -> None:
+    node_type = np.tile([1, 0], 1 << 19).astype(np.int32)
+    tables = [np.arange(1 << 19, dtype=np.float32)[:, None], np.zeros((1 << 19, 2), np.float32)]
+    host = TypedHost(tables, node_type)
+    np.testing.assert_array_equal(host[:3], [[0, 0], [0, 0], [0, 0]])
+    tracemalloc.start()
+    try:
+        last = host[(1 << 20) - 4 : 1 << 21]
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    np.testing.assert_array_equal(last[:, 0], [0, (1 << 19) - 2, 0, (1 << 19) - 1])
+    assert peak < 1 << 16
 
 
 def test_resident_bytes_are_own_rows_buffers_and_scratch(

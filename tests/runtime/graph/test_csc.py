@@ -199,6 +199,20 @@ def test_the_need_in_bytes_follows_the_sizes():
     assert need.output_disk_bytes == 8 * 101 + 4 * 2000
 
 
+def test_the_result_takes_no_more_disk_than_was_said(tmp_path: Path):
+    rng = np.random.default_rng(0)
+    src, dst = rng.integers(0, 100, (2, 1_000_000))
+    edges = number_edges(array_edges(src, dst, edge_weight=np.ones(1_000_000, np.float32)))
+    said: list[str] = []
+    with Staging(tmp_path / "t") as staging:
+        build_csc(edges, 100, staging, report=said.append)
+        written = sum(np.load(path).nbytes for path in staging.folder.glob("*.npy"))
+    assert written == 8 * 101 + (4 + 8 + 4) * 1_000_000
+    need = estimate_need(100, 1_000_000, options=EdgeOptions(), record_bytes=16, stored_bytes=16)
+    assert need.output_disk_bytes == written
+    assert said == [str(need)]
+
+
 def test_memory_stays_within_the_estimate(tmp_path: Path):
     rng = np.random.default_rng(0)
     src, dst = rng.integers(0, 50_000, (2, 3_000_000)).astype(np.int32)

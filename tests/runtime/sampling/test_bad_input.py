@@ -1,5 +1,6 @@
 """What no sampler can use is refused in one line, by whichever name the plan gives the sampler."""
 
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -8,7 +9,9 @@ from numpy.typing import NDArray
 
 from gnnplan.runtime.errors import SamplerError
 from gnnplan.runtime.plan.schema import Sampler
+from gnnplan.runtime.sampling import checks
 from gnnplan.runtime.sampling.build import BatchSampler, build_sampler
+from gnnplan.runtime.sampling.checks import float32_weight
 from gnnplan.runtime.sampling.registry import SAMPLERS
 
 NUM_NODES = 100
@@ -102,6 +105,23 @@ def test_weights_that_are_negative_or_no_number_are_refused(name: str, bad: floa
         build(name, weight=weight, weights="graph")
     with refused("one edge weight per stored edge"):
         build(name, weight=weight[:5], weights="graph")
+
+
+def test_weights_are_checked_part_by_part_and_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "_CHECKED_WEIGHTS", 1 << 10)
+    weight = np.ones(1 << 20, np.float32)
+    tracemalloc.start()
+    try:
+        kept = float32_weight(weight, len(weight))
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert np.shares_memory(kept, weight)
+    assert not kept.flags.writeable
+    assert peak < len(weight) // 8
+    weight[[5000, 70_000]] = -1, np.nan
+    with refused(r"found -1.0 at edge 5000 \(2 such\)"):
+        float32_weight(weight, len(weight))
 
 
 @pytest.mark.parametrize("name", DEPENDENT)

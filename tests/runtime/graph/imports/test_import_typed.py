@@ -1,5 +1,6 @@
 """Graphs of several types: the same one in every format that keeps its types' names."""
 
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,9 @@ from torch_geometric.transforms import RandomLinkSplit, ToUndirected
 
 from gnnplan.runtime.errors import DatasetError
 from gnnplan.runtime.graph.dataset import Graph, types_of
+from gnnplan.runtime.graph.imports import source
 from gnnplan.runtime.graph.imports.importing import ImportOptions, import_graph
+from gnnplan.runtime.graph.imports.source import TypedParts
 from tests.runtime.graph.conftest import write_gz
 from tests.runtime.graph.typed_sources import (
     KEYS,
@@ -102,6 +105,47 @@ def test_symmetrise_adds_the_types_that_pyg_would(name: str, typed: Typed, tmp_p
         ends = {tuple(pair) for pair in zip(graph.indices[own], target[own], strict=True)}
         pairs = expected[key].edge_index + torch.tensor([[first[key[0]]], [first[key[2]]]])
         assert ends == {tuple(pair) for pair in pairs.t().tolist()}
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.int64])
+def test_edges_are_read_from_the_types_own_arrays_in_bounded_memory(
+    dtype: type[np.integer], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(source, "CHUNK_EDGES", 1 << 12)
+    rng = np.random.default_rng(0)
+    edges, cites, writes = 200_000, ("paper", "cites", "paper"), ("author", "writes", "paper")
+    pairs = {key: rng.integers(0, 900, (2, edges)).astype(dtype) for key in (cites, writes)}
+    weights = {writes: rng.random(edges, np.float32)}
+    parts = TypedParts(
+        source=Path("g"), counts={"paper": 900, "author": 900}, pairs=dict(pairs), weights=weights
+    )
+    tracemalloc.start()
+    try:
+        raw = parts.join(ImportOptions(symmetrise=True), name="g")
+        for _ in raw.edges.chunks():
+            pass
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 8 * edges, "as much as one number per edge of one type"
+    read = [*raw.edges.chunks()]
+    assert {len(chunk["src"]) for chunk in read[:-1]} <= set(range(1, (1 << 12) + 1))
+    found = {name: np.concatenate([chunk[name] for chunk in read]) for name in read[0]}
+    other = np.flatnonzero(pairs[cites][0] != pairs[cites][1])
+    places = [np.arange(edges), other, np.arange(edges), np.arange(edges)]
+    src = [pairs[cites][0], pairs[cites][1, other], 900 + pairs[writes][0], pairs[writes][1]]
+    dst = [pairs[cites][1], pairs[cites][0, other], pairs[writes][1], 900 + pairs[writes][0]]
+    ones = np.ones(edges + len(other), np.float32)
+    np.testing.assert_array_equal(found["src"], np.concatenate(src))
+    np.testing.assert_array_equal(found["dst"], np.concatenate(dst))
+    np.testing.assert_array_equal(found["edge_id"], np.concatenate(places))
+    kinds = np.repeat([0, 1, 2], [edges + len(other), edges, edges])
+    np.testing.assert_array_equal(found["edge_type"], kinds)
+    expected = np.concatenate([ones, weights[writes], weights[writes]])
+    np.testing.assert_array_equal(found["edge_weight"], expected)
+    for name, kind in raw.edges.attributes.items():
+        assert found[name].dtype == kind
+    assert len(found["src"]) <= raw.edges.num_edges
 
 
 @pytest.mark.parametrize(

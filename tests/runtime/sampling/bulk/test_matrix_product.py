@@ -3,6 +3,8 @@
 [M1], [M3], [M4], [M5]: formulas section 4; edges 01,02,12,14,23,34,45,35 (undirected).
 """
 
+import tracemalloc
+
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -12,7 +14,7 @@ from gnnplan.runtime.sampling.bulk.product import (
     extract,
     sum_product,
 )
-from gnnplan.runtime.sampling.choose.layerwise import LayerGraph
+from gnnplan.runtime.sampling.choose.layerwise import LayerGraph, one_row
 from gnnplan.runtime.sampling.layerwise import make_law
 from gnnplan.runtime.sampling.memory import Ledger
 from gnnplan.runtime.sampling.relabel import Table
@@ -73,6 +75,27 @@ def test_m5_fastgcn_takes_column_sums_of_the_whole_graph() -> None:
     graph = LayerGraph(*example(), None, law)
     rows = graph.probabilities(*stacked([[1, 5]]), Table(6, dense=True), Ledger())
     np.testing.assert_allclose(dense(rows, 6)[0], np.array([2, 3, 3, 3, 3, 2]) / 16)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_fastgcn_adds_up_the_whole_graph_without_a_copy_of_its_edges(weighted: bool) -> None:
+    law = make_law("fastgcn", "fro", replace=False, estimator=Estimator.PLAIN)
+    rng, n, edges = np.random.default_rng(8), 100, 1 << 21
+    indptr = np.linspace(0, edges, n + 1).astype(np.int64)
+    indices = rng.integers(0, n, edges).astype(np.int32)
+    weight = rng.random(edges, np.float32) if weighted else None
+    LayerGraph(np.minimum(indptr, 9), indices[:9], None, law)  # compiled before it is measured
+    tracemalloc.start()
+    try:
+        graph = LayerGraph(indptr, indices, weight, law)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < indices.nbytes
+    squares = None if weight is None else weight.astype(np.float64) ** 2
+    row, _ = one_row(np.bincount(indices, weights=squares, minlength=n), indices.dtype)
+    assert graph.fixed is not None
+    np.testing.assert_array_equal(graph.fixed[0].values, row.values)
 
 
 @pytest.mark.parametrize("is_dense", [True, False])

@@ -1,6 +1,7 @@
 """Adjacency lists in two memories: read at their addresses, counted by source, equal batches."""
 
 import dataclasses
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -8,6 +9,8 @@ import pytest
 import torch
 
 from gnnplan.runtime.errors import SamplerError
+from gnnplan.runtime.features import device_rows
+from gnnplan.runtime.sampling import checks
 from gnnplan.runtime.sampling.labor import LaborSampler
 from gnnplan.runtime.sampling.layerwise import LayerwiseSampler
 from gnnplan.runtime.sampling.locality import Correction, LocalitySampler
@@ -141,3 +144,56 @@ def test_hot_rows_that_are_none_are_refused(hot: list[int], kernel_device: torch
         DeviceTopology.load(*graph, kernel_device, pinned=True, hot=np.array(hot))
     with pytest.raises(SamplerError, match="wholly on the device"):
         DeviceTopology.load(*graph, kernel_device, hot=np.array([0]))
+
+
+@pytest.mark.parametrize("hot", [[], [3], [599, 1, 0, 300], range(0, 600, 2)])
+def test_hot_lists_are_packed_in_bounded_memory(
+    hot: list[int], kernel_device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from gnnplan.runtime.sampling.gpu import topology
+
+    monkeypatch.setattr(topology, "_PACKED_ENTRIES", 1 << 10)
+    degrees = np.tile([0, 3, 2000, 0, 800, 1], 100)
+    indptr = np.concatenate([[0], np.cumsum(degrees)])
+    indices = np.random.default_rng(0).permutation(int(indptr[-1])).astype(np.int32)
+    ids = np.array(hot, dtype=np.int64)
+    tracemalloc.start()
+    try:
+        packed = topology._pack(indptr, indices, ids, kernel_device)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    lists = [np.zeros(0, np.int32), *(indices[indptr[v] : indptr[v + 1]] for v in hot)]
+    np.testing.assert_array_equal(packed[:-1].cpu().numpy(), np.concatenate(lists))
+    assert packed.dtype == torch.int32
+    assert peak < 4 * degrees[::2].sum(), "as much as the lists themselves"
+
+
+@pytest.mark.parametrize("name", ["labor", "locality", "layerwise"])
+def test_edge_weights_are_copied_to_the_device_part_by_part(
+    name: str, kernel_device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from gnnplan.runtime.sampling.gpu.labor import DeviceLaborSampler
+    from gnnplan.runtime.sampling.gpu.layerwise import DeviceLayerwiseSampler
+    from gnnplan.runtime.sampling.gpu.locality import DeviceLocalitySampler
+    from gnnplan.runtime.sampling.gpu.topology import DeviceTopology
+
+    monkeypatch.setattr(checks, "_CHECKED_WEIGHTS", 1 << 10)
+    monkeypatch.setattr(device_rows, "_COPY_BYTES", 1 << 12)
+    indptr = np.arange(0, (1 << 20) + 1, 1 << 10)
+    topology = DeviceTopology.load(indptr, np.zeros(1 << 20, np.int32), kernel_device)
+    weight = np.random.default_rng(0).random(1 << 20, np.float32)
+    given: dict[str, Any] = {"device": kernel_device, "edge_weight": weight}
+    tracemalloc.start()
+    try:
+        if name == "labor":
+            sampler: Any = DeviceLaborSampler(topology, [4], variant=1, **given)
+        elif name == "locality":
+            sampler = DeviceLocalitySampler(topology, [4], **given)
+        else:
+            sampler = DeviceLayerwiseSampler(topology, [4], **given)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < weight.nbytes // 2
+    np.testing.assert_array_equal(sampler._weight.cpu().numpy(), weight)
