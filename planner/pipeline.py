@@ -424,8 +424,9 @@ def _parts(graph: Graph, name: str, ranks: int) -> NDArray[np.int32]:
         return np.zeros(graph.num_nodes, np.int32)
     partitioner = "kaminpar" if name == "metis" else name
     return partition(
-        graph.indptr, graph.indices, parts=ranks, name=partitioner, training=graph.train_idx
-    )
+        graph.indptr, graph.indices, parts=ranks, name=partitioner, training=graph.train_idx,
+        memory_bytes=usable_ram_bytes(),
+    )  # fmt: skip
 
 
 def _in_degree(graph: Graph) -> NDArray[np.int64]:

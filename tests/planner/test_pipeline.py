@@ -8,13 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from gnnplan.planner import pipeline
 from gnnplan.planner.errors import MachineError, PlanDoesNotFit, SettingsError
 from gnnplan.planner.machine.model import MachineModel, Memory, Processor
 from gnnplan.planner.pipeline import plan
 from gnnplan.planner.profile.cache import Profile
 from gnnplan.planner.queries.explain import explain, render
 from gnnplan.planner.settings import POLICIES, PlanSettings
-from gnnplan.runtime.errors import PlanError
+from gnnplan.runtime.errors import BudgetExceeded, PlanError
 from gnnplan.runtime.features.location import LocationTable
 from gnnplan.runtime.graph.dataset import Graph
 from gnnplan.runtime.plan.io import load_array, load_plan
@@ -260,3 +261,12 @@ def test_a_faster_exchange_is_worth_what_two_ranks_pay_for_it(
     found = make(small_graph, tmp_path / "p", replace(SETTINGS, devices=2), stepped)
     # A tenth more bandwidth on a 2 ms all-reduce saves 2 - 2 / 1.1 ms, by hand.
     assert found.shadow_prices["gloo0 +10%"] == pytest.approx(2e-3 - 2e-3 / 1.1, rel=1e-6)
+
+
+def test_a_partition_that_memory_cannot_hold_is_refused_before_it_is_made(
+    small_graph: Graph, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert len(pipeline._parts(small_graph, "metis", 2)) == small_graph.num_nodes
+    monkeypatch.setattr(pipeline, "usable_ram_bytes", lambda: 1000)
+    with pytest.raises(BudgetExceeded, match="choose ldg, fennel or hash"):
+        pipeline._parts(small_graph, "metis", 2)

@@ -36,7 +36,7 @@ def _enter(keys, value, asked, wrap, LANES: tl.constexpr):
     empty = tl.full((LANES,), -1, tl.int64)
     slot = (mix(value.to(tl.uint64)) & wrap.to(tl.uint64)).to(tl.int64)
     # A compare-and-swap takes no mask: idle lanes swap -1 for -1 in the spare slot at the end.
-    slot = tl.where(asked, slot, wrap + 1)
+    slot = tl.where(asked, slot, wrap.to(tl.int64) + 1)
     pending = asked
     while tl.max(pending.to(tl.int32), axis=0) > 0:
         held = tl.atomic_cas(keys + slot, empty, value, sem="relaxed")
