@@ -199,6 +199,18 @@ def test_a_presets_gpus_get_step_seconds_marked_as_derived(
     assert slow.times.stages["forward_backward"] == times.stages["forward_backward"]
 
 
+@pytest.mark.parametrize("kappa", [4.0, "inf"])
+def test_dependent_batches_start_more_kernels_on_gpus(
+    small_graph: Graph, tmp_path: Path, kappa: float | str
+) -> None:
+    seconds: list[float] = []
+    for each in (1.0, kappa):
+        folder = tmp_path / f"{each}"
+        make_plan(small_graph, folder, sampler=Sampler(name="labor", parameters={"kappa": each}))
+        seconds.append(simulate(folder, load_preset("dgx-v100")).times.stages["sample"])
+    assert seconds[0] < seconds[1]
+
+
 def test_batches_made_ahead_on_lanes_are_modelled_so(small_graph: Graph, tmp_path: Path) -> None:
     plan = make_plan(small_graph, tmp_path / "plan", ranks=2, own_rows=700)
     arrays = {name: np.load(tmp_path / "plan" / ref.file) for name, ref in plan.arrays.items()}
