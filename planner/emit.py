@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from gnnplan.planner.errors import SettingsError
+from gnnplan.planner.machine.model import prefix_of
 from gnnplan.planner.units import counted
 from gnnplan.runtime.launch.hosts import ranks_by_host
 from gnnplan.runtime.plan.schema import Device, Plan
@@ -86,17 +87,19 @@ class JobSpec:
 def host_bytes(plan: Plan, devices: Sequence[Device]) -> int | None:
     """Return the bytes of host memory for the ranks of one host; None if not predicted.
 
-    The part `ranks` of a host's sum is the sum of the ranks' own totals, so it is left out. GPU
-    ranks' rows are in device memory: their total is an upper bound of what they hold on the host.
+    On cores the part `ranks` of a host's sum is the sum of the ranks' own totals, so it is left
+    out. Of GPUs it is their processes, and the ranks' own totals lie in the GPUs' memory.
     """
-    memories = plan.prediction.memory_bytes
-    own = [memories[name].total for d in devices if (name := f"rank{d.rank}") in memories]
+    memories, gpus = plan.prediction.memory_bytes, plan.strategy.kind == "cuda"
+    here = [device for device in devices if not device.needs_gpu]
+    own = [memories[name].total for d in here if (name := f"rank{d.rank}") in memories]
+    of_gpus = f"{prefix_of(devices[0].host)}host0"
     shared = [
         size
         for name, use in memories.items()
-        if name in {device.memory for device in devices}
+        if name in ({of_gpus} if gpus else {device.memory for device in devices})
         for part, size in use.parts.items()
-        if part != "ranks"
+        if gpus or part != "ranks"
     ]
     return sum(own) + sum(shared) if own or shared else None
 

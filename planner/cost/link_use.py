@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gnnplan.planner.errors import SettingsError
-from gnnplan.planner.machine.model import Link, MachineModel, Memory, Processor
+from gnnplan.planner.machine.model import Link, MachineModel, Memory, Processor, prefix_of
 from gnnplan.planner.machine.routes import Route, gather_bandwidth, lines, moved_bytes, routes
 from gnnplan.runtime.plan.schema import Device, Plan
 from gnnplan.runtime.report import RunReport
@@ -86,23 +86,32 @@ class PlanRoutes:
         return [processor.name for processor in self._processors]
 
     def _processor(self, device: Device) -> Processor:
-        """Return the GPU of the device's index on its host; cores where the machine has no GPU."""
+        """Return the GPU of the device's index on its host; cores where the machine has no GPU.
+
+        An index is CUDA's number, which counts GPUs of other kinds too, or else a place in order.
+        """
         machine = self.machine
         if not machine.gpus:
             cpus = [p for p in machine.processors if p.kind == "cpu"]
             mine = [p for p in cpus if p.host == device.host]
             return (mine or cpus)[0]
         mine = [p for p in machine.gpus if p.host == device.host]
-        if device.index >= len(mine):
+        numbers = [place if p.number < 0 else p.number for place, p in enumerate(mine)]
+        asked = {each.index for each in self._devices if each.host == device.host}
+        place = numbers.index(device.index) if asked <= set(numbers) else device.index
+        if place >= len(mine):
             raise SettingsError(
                 f"machine {machine.name}: expected a GPU for each of the plan's "
                 f"{len(self._devices)} ranks, found {len(machine.gpus)}; plan for this machine, or "
                 "name a larger one"
             )
-        return mine[device.index]
+        return mine[place]
 
-    def _memory(self, kind: str) -> Memory | None:
-        return next((m for m in self.machine.memories if m.kind == kind), None)
+    def _memory(self, kind: str, host: int) -> Memory | None:
+        """Return a host's first memory of a kind; another host's where it has none."""
+        alike = [m for m in self.machine.memories if m.kind == kind]
+        mine = [m for m in alike if m.name.startswith(prefix_of(host) + kind)]
+        return next(iter(mine or alike), None)
 
     def _routes(self, memory: str, processor: str) -> list[Route]:
         key = (memory, processor)
@@ -123,7 +132,7 @@ class PlanRoutes:
             if other.memory == processor.memory:
                 return self._named(kind)
             return self._routes(other.memory, processor.name)
-        memory = self._memory("disk" if kind == "disk" else "host")
+        memory = self._memory("disk" if kind == "disk" else "host", processor.host)
         return self._named(kind) if memory is None else self._routes(memory.name, processor.name)
 
     def _named(self, kind: str) -> list[Route]:

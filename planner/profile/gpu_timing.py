@@ -199,7 +199,7 @@ def _one_round(
                 yield add_labels(take_made(made, streams), parts.label_shape, device)
 
     with process_on(usable_core_ids()[: 1 + way.ahead]):
-        workers = Workers(int(way.ahead))
+        workers = Workers(int(way.ahead), enter=streams.enter_thread)
         try:
             replace(parts.training, meter=meter).run(batches(), 0, lambda _: None)
         finally:
@@ -477,10 +477,11 @@ def _rising(
 
 
 def answer_request(request: GpuTimingRequest) -> GpuTimingReply:
-    """Time a request on the first GPU, or say why it cannot be."""
+    """Time a request on its GPU, or say why it cannot be."""
     if not torch.cuda.is_available():
         return GpuTimingReply(refusal="this torch has no CUDA")
-    device = torch.device("cuda", 0)
+    device = torch.device("cuda", request.gpu)
+    processor_of(device).enter_thread()  # events and kernels take the current GPU
     set_threads(1)  # as plans for GPUs have it
     try:
         return GpuTimingReply(answer=GpuTimed(request, device).run())

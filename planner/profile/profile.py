@@ -283,7 +283,9 @@ def gpu_profile(
     drawn = _draw_for_gpus(
         graph, settings, machine, combinations, portion(report, 0.0, GPU_DRAWN), measure
     )
+    number = _number_of_gpu(machine) if timed else 0
     model = f" {machine.gpus[0].model}" if timed else ""  # of a box of several, the one shown
+    model += f" {number}" if number else ""
     named = replace(machine, fingerprint=f"{machine.fingerprint} GPU {GPU_VERSION}{model}")
     key = profile_key(graph, settings, named, combinations)
     found = cached(key, graph, measure=measure or not timed)
@@ -291,7 +293,7 @@ def gpu_profile(
         return found
     if timed:
         report("timing the model on the GPU", GPU_DRAWN)
-        timing, refusal = _time_on_gpu(graph, settings, combinations)
+        timing, refusal = _time_on_gpu(graph, settings, combinations, number)
         if not refusal:
             # A part of a shared batch is at most a batch of its own (docs/formulas.md 5.7).
             work = settings.workload.batch_size
@@ -346,10 +348,15 @@ def is_timed(graph: Graph, settings: PlanSettings, machine: MachineModel) -> boo
     return str(graph.task) != "link" and not is_typed(settings.workload)
 
 
+def _number_of_gpu(machine: MachineModel) -> int:
+    """Return CUDA's number of the first GPU; those of another kind may come before it."""
+    return max(0, machine.gpus[0].number)
+
+
 def _time_on_gpu(
-    graph: Graph, settings: PlanSettings, combinations: Sequence[Combination]
+    graph: Graph, settings: PlanSettings, combinations: Sequence[Combination], gpu: int
 ) -> tuple[dict[str, ModelTiming], str]:
-    """Time on this machine's first GPU, by seeds of a rank; or say why it could not be."""
+    """Time on one of this machine's GPUs, by seeds of a rank; or say why it could not be."""
     found = dict[str, ModelTiming]()
     able = is_able(settings.sampler, settings.sampler_parameters, "captured")
     alone = [combination for combination in combinations if not combination.shared]
@@ -364,6 +371,7 @@ def _time_on_gpu(
                 seeds=seeds,
                 scales=SCALES,
                 captures=able and may_capture(settings.workload.fanouts, seeds),
+                gpu=gpu,
                 seconds=LOOP_SECONDS / len(alone),
             )
             line = json.dumps({GPU: codec.to_plain(request)})

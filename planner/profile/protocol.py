@@ -199,6 +199,8 @@ class GpuTimingRequest:
     """Sizes of the batches, as multiples of the seeds."""
     captures: bool
     """Whether plans may sample by one CUDA graph."""
+    gpu: int = 0
+    """Number of the GPU among those that CUDA shows."""
     seconds: float = NO_BOUND
     """Seconds after which no more than the least is timed."""
 

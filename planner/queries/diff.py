@@ -1,6 +1,7 @@
 """Compare two plans: what they decide differently, and what that does to what they predict."""
 
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any, cast
 
 from gnnplan.planner.candidate import topology_words
@@ -12,6 +13,17 @@ from gnnplan.runtime.plan.schema import Plan
 
 DECIDED = ("graph", "machine", "workload", "strategy", "statistics_class")
 """Parts of a plan that are decisions, or what they rest on."""
+PLAIN = {
+    "step": "steps",
+    "owner": "owners of a shared batch's vertices by",
+    "threads.capture": "CUDA graphs that draw a batch:",
+    "threads.comm": "threads that exchange beside compute:",
+    "features.peer_way": "rows of peers by way",
+    "full_graph.draws": "draws per",
+    "full_graph.rounding": "draws rounded by",
+    "full_graph.precompute_first_layer": "first layer aggregated before training:",
+}
+"""Words for fields of a strategy that are told as they are."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,6 +94,10 @@ def _sentences(a: Plan, b: Plan) -> list[str]:
         one, other = words(a), words(b)
         if one != other:
             found.append(f"{other} instead of {one}")
+    for name, word in PLAIN.items():
+        one, other = attrgetter(name)(a.strategy), attrgetter(name)(b.strategy)
+        if one != other:
+            found.append(f"{word} {other} instead of {one}")
     if a.machine.name != b.machine.name:
         found.append(f"machine {b.machine.name} instead of {a.machine.name}")
     elif a.machine != b.machine:
@@ -148,7 +164,8 @@ def _rows(plan: Plan) -> str:
 
 def _full_graph(plan: Plan) -> str:
     if plan.strategy.mode != "full-graph":
-        return "mini-batches"
+        partition = plan.strategy.partition
+        return "mini-batches" if partition == "none" else f"mini-batches of {partition} parts"
     settings = plan.strategy.full_graph
     parts = f"the whole graph in {plan.strategy.partition} parts"
     if settings.exchange == "broadcast":

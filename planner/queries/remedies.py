@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from gnnplan.planner.candidate import Candidate
 from gnnplan.planner.cost.memory import Budgets, size_text
 from gnnplan.planner.cost.rates import topology_bytes
 from gnnplan.planner.cost.request import (
@@ -46,10 +47,8 @@ def find_remedies(search: Search, priced: Sequence[PlacedCandidate]) -> list[Rem
     """
     found = nearest_to_fit(priced)
     name, memory = min(found.prediction.memory_bytes.items(), key=lambda item: item[1].headroom)
-    ranks = found.candidate.num_ranks
     each = found.prediction.memory_bytes.get("rank0", memory)
-    # The host's sum holds every rank; a rank's own sum holds one.
-    times = 1 if name.startswith("rank") else ranks
+    times = _ranks_within(name, found.candidate)
     saved = {
         **_smaller_batch(search, found, each, times),
         **_fewer_hidden(search, found, each, times),
@@ -57,6 +56,16 @@ def find_remedies(search: Search, priced: Sequence[PlacedCandidate]) -> list[Rem
         **_other_ranks(search, priced, name, memory),
     }
     return rank_remedies(saved, name, memory, search.request.budgets)
+
+
+def _ranks_within(name: str, candidate: Candidate) -> int:
+    """Count the ranks whose parts a memory's sum holds.
+
+    A rank's own sum holds one; a host's those of its cores, and of GPUs no more than processes.
+    """
+    if name.startswith("rank"):
+        return 1
+    return 0 if candidate.gpus else candidate.num_ranks // candidate.hosts
 
 
 def _smaller_batch(
@@ -101,7 +110,8 @@ def _half_precision(
     if name.startswith("rank"):
         size = memory.parts.get("own rows", 0)
     else:
-        size = memory.parts.get("features", 0) + found.own_rows * row_bytes(graph)
+        copies = found.copies // found.candidate.hosts
+        size = memory.parts.get("features", 0) + copies * row_bytes(graph)
     how = "graph import --feature-dtype bfloat16"
     return {f"features in bfloat16 ({how}, which rounds them)": size // 2}
 
@@ -116,9 +126,10 @@ def _other_ranks(
         if theirs is not None and theirs.total < memory.total:
             what = f"--devices {other.candidate.num_ranks}"
             found[what] = max(found.get(what, 0), memory.total - theirs.total)
-    asked, cores = search.settings.devices, search.request.machine.num_cores
+    asked, machine = search.settings.devices, search.request.machine
     more = 2 * (asked or 0)
-    if name.startswith("rank") and asked is not None and more <= cores:
+    most = len(machine.gpus) or machine.num_cores
+    if name.startswith("rank") and asked is not None and more <= most:
         # Not profiled: half the seeds per rank are as half the batch.
         halved = _smaller_batch(search, nearest_to_fit(priced), memory, 1)
         found[f"--devices {more}"] = sum(halved.values())

@@ -17,9 +17,11 @@ from torch import Tensor
 from gnnplan.runtime.comm.collectives import Communicator
 from gnnplan.runtime.errors import BudgetExceeded, PlanError, warn_once
 from gnnplan.runtime.features.device_rows import (
+    AnyRows,
     DeviceRows,
     HostShare,
     SharedRows,
+    SomeRows,
     copy_to_device,
     share_host_rows,
     share_rows,
@@ -33,7 +35,7 @@ from gnnplan.runtime.features.device_store import (
     Staged,
 )
 from gnnplan.runtime.features.gather_triton import DeviceTable
-from gnnplan.runtime.features.location import LocationTable, encode
+from gnnplan.runtime.features.location import SOURCE_BITS, SOURCE_MASK, LocationTable, encode
 from gnnplan.runtime.features.peer import DeviceExchange, Peer
 from gnnplan.runtime.features.store import build_tiers, read_location
 from gnnplan.runtime.features.tier import Dense, TypedHost
@@ -290,7 +292,28 @@ class _Opening:
         numbers = self.on_host
         used = bool(self.location.count()[numbers].any()) if numbers else False
         share = HostShare.of(self.plan, self.rank, self.comm)
-        return share_host_rows(self.host_rows, share, self.device, used=used)
+        rows: AnyRows = self.host_rows
+        elsewhere = {source.kind for source in self.plan.strategy.features.sources}
+        if isinstance(rows, np.ndarray) and elsewhere & {"disk", "remote"}:
+            rows = self._only_read(rows, share)
+        return share_host_rows(rows, share, self.device, used=used)
+
+    def _only_read(self, rows: NDArray[Any], share: HostShare | None) -> AnyRows:
+        """Leave out rows that no rank of this host reads from it, and renumber the others.
+
+        The plan counts no room for them: they lie on the disk or in another host.
+        """
+        codes: Any = np.array(self.location.codes)
+        mine = np.isin(codes & SOURCE_MASK, np.array(self.on_host, codes.dtype))
+        read = mine
+        if share is not None:
+            found = share.comm.all_gather_objects(np.packbits(mine))
+            bits = np.bitwise_or.reduce([found[rank] for rank in share.ranks])
+            read = np.unpackbits(bits, count=mine.size).astype(np.bool_)
+        slots = np.cumsum(read, dtype=codes.dtype)[mine] - 1
+        codes[mine] = (slots << SOURCE_BITS) | (codes[mine] & SOURCE_MASK)
+        self.location = LocationTable(codes, self.location.sources)
+        return SomeRows(rows, np.flatnonzero(read))
 
     def _dtype(self) -> torch.dtype:
         """Return the dtype in which the dataset stores rows."""

@@ -38,6 +38,32 @@ class PinError(GnnplanError):
     """Host memory cannot be page-locked here; the text says how much was asked and what to do."""
 
 
+@dataclass(frozen=True, slots=True)
+class SomeRows:
+    """Rows of a dataset, of some nodes alone."""
+
+    rows: NDArray[Any]
+    ids: NDArray[np.int64]
+    """Nodes, rising."""
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Type of the rows' values."""
+        return self.rows.dtype
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and columns."""
+        return self.ids.size, self.rows.shape[1]
+
+    def __getitem__(self, part: slice) -> NDArray[Any]:
+        """Return a range of the rows, as an array of them would."""
+        return self.rows[self.ids[part]]
+
+
+AnyRows = NDArray[Any] | TypedHost | SomeRows
+
+
 class HostMemory(mmap.mmap):
     """Mapped memory whose page-lock ends before its mapping does; tensors over it keep it alive."""
 
@@ -175,7 +201,7 @@ def copy_to_device(rows: NDArray[Any], device: torch.device) -> Tensor:
     return table
 
 
-def copy_to_host(rows: NDArray[Any] | TypedHost, device: torch.device) -> Tensor:
+def copy_to_host(rows: AnyRows, device: torch.device) -> Tensor:
     """Copy rows into padded rows of page-locked memory, which the device reads in place."""
     dtype = torch_dtype(rows)
     room = HostMemory.anonymous(rows.shape[0] * _stride_bytes(rows.shape[1], dtype))
@@ -192,7 +218,7 @@ def copy_list(values: NDArray[Any], device: torch.device) -> Tensor:
     return table
 
 
-def torch_dtype(values: NDArray[Any] | TypedHost) -> torch.dtype:
+def torch_dtype(values: AnyRows) -> torch.dtype:
     """Return torch's name of an array's type."""
     return as_tensor(np.empty(0, values.dtype)).dtype
 
@@ -211,7 +237,7 @@ def as_array(rows: Tensor) -> NDArray[Any]:
     return rows.numpy()
 
 
-def _fill(table: Tensor, rows: NDArray[Any] | TypedHost) -> None:
+def _fill(table: Tensor, rows: AnyRows) -> None:
     most = max(1, _COPY_BYTES // max(1, rows[:1].nbytes))
     for first in range(0, rows.shape[0], most):
         part = np.array(rows[first : first + most])
@@ -415,7 +441,7 @@ def _warn_of_copies(num_bytes: int, ranks: int, why: str) -> None:
 
 
 def share_host_rows(
-    rows: NDArray[Any] | TypedHost, share: HostShare | None, device: torch.device, *, used: bool
+    rows: AnyRows, share: HostShare | None, device: torch.device, *, used: bool
 ) -> Tensor | None:
     """Hold padded, page-locked rows once per host where its ranks share, else once per rank.
 

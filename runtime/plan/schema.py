@@ -10,6 +10,8 @@ SCHEMA_VERSION = 1
 DynamicPolicy = Literal["lru", "clock"]
 DYNAMIC: tuple[DynamicPolicy, ...] = ("lru", "clock")
 """Policies that keep no fixed rows but a cache that fills itself while training."""
+ENDLESS = 1 << 62
+"""More batches than any run has."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -296,9 +298,12 @@ class Strategy:
 
     @property
     def kappa(self) -> int | None:
-        """Number of batches that share random draws; None where the sampler has none."""
+        """Number of batches that share random draws; None where the sampler has none.
+
+        One frozen sample (infinity) is `ENDLESS` batches.
+        """
         found = self.sampler.parameters.get("kappa")
-        return None if found is None else int(found)
+        return None if found is None else int(min(float(found), ENDLESS))
 
     @property
     def las(self) -> float | None:

@@ -4,6 +4,7 @@ import json
 import warnings
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from gnnplan.planner.queries.explain import explain, render
 from gnnplan.planner.settings import POLICIES, PlanSettings
 from gnnplan.runtime.errors import BudgetExceeded, PlanError
 from gnnplan.runtime.features.location import LocationTable
-from gnnplan.runtime.graph.dataset import Graph
+from gnnplan.runtime.graph.dataset import Graph, SparseFeatures, write_graph
 from gnnplan.runtime.plan.io import load_array, load_plan
 from gnnplan.runtime.plan.schema import Plan, Workload
 from tests.support.machines import constant, machine
@@ -131,6 +132,28 @@ def test_what_does_not_fit_is_refused_with_the_sum(
     small_host = replace(SETTINGS, host_memory_bytes=150 * MIB)
     with pytest.raises(PlanDoesNotFit, match="usable"):
         make(small_graph, tmp_path / "p", small_host)
+
+
+def test_sparse_features_are_not_planned_on_a_disk_from_which_no_run_reads_them(
+    small_graph: Graph, skewed: Profile, tmp_path: Path
+) -> None:
+    nodes, width = small_graph.num_nodes, small_graph.feature_dim
+    names = ("indptr", "indices", "y", "train_idx", "val_idx", "test_idx")
+    arrays: dict[str, Any] = {name: np.array(getattr(small_graph, name)) for name in names}
+    rows = SparseFeatures(
+        indptr=np.arange(nodes + 1) * width, indices=np.tile(np.arange(width), nodes),
+        data=np.array(small_graph.x, np.float32).ravel(),
+    )  # fmt: skip
+    sparse = write_graph(
+        tmp_path / "sparse", name="sparse", x_csr=rows, feature_dim=width, task="multiclass",
+        num_classes=small_graph.num_classes, **arrays,
+    )  # fmt: skip
+    one = replace(SETTINGS, devices=1)
+    free = make(sparse, tmp_path / "free", one).prediction.memory_bytes["host0"]
+    short = replace(one, host_memory_bytes=free.total - free.parts["features"] + 64 * 1000)
+    with pytest.raises(PlanDoesNotFit, match=r"found sparse ones, .* --features dense"):
+        make(sparse, tmp_path / "p", short)
+    assert not (tmp_path / "p").exists()
 
 
 def test_features_beyond_the_host_go_to_disk(

@@ -199,6 +199,26 @@ def test_a_kubernetes_job_holds_the_plans_hosts_and_starts_no_shell(
         assert "/dev/shm" in mounts
 
 
+def test_a_host_of_gpus_asks_for_what_lies_in_its_own_memory(
+    small_graph: Graph, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Rows, lists and processes of each host, and nothing of what lies on the GPUs."""
+    plan = make_plan(small_graph, tmp_path / "plan", ranks=2, hosts=[0, 1])
+    devices = [
+        replace(device, kind="cuda", memory=f"{prefix}gpu0.memory")
+        for device, prefix in zip(plan.strategy.devices, ("", "h1."), strict=True)
+    ]
+    memory = {f"rank{r}": used({"own rows": 70 << 30}) for r in range(2)}
+    memory["host0"] = used({"ranks": 2 << 30, "features": 50 << 30, "topology": 12 << 30})
+    memory["h1.host0"] = used({"ranks": 2 << 30, "features": 50 << 30, "topology": 14 << 30})
+    prediction = replace(plan.prediction, memory_bytes=memory)
+    strategy = replace(plan.strategy, devices=devices)
+    plan = replace(plan, strategy=strategy, prediction=prediction, arrays={})
+    save_plan(plan, {}, tmp_path / "gpu")
+    found = directives(emitted(capsys, "train", str(tmp_path / "gpu"), "--emit", "slurm"))
+    assert found["mem"] == f"{-(-round((66 << 30) * 1.1) // (1 << 20))}M"
+
+
 def test_gpus_of_a_plan_are_asked_for(
     small_graph: Graph, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

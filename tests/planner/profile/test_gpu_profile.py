@@ -101,6 +101,17 @@ def test_gpus_that_are_here_are_asked_once_and_remembered(
     assert len(FakeTeam.asked) == 2
 
 
+def test_of_a_box_of_several_kinds_a_gpu_of_the_planned_kind_is_timed(
+    small_graph: Graph, here: MachineModel
+) -> None:
+    """Here CUDA's first GPU is of another kind, so the planned ones begin at number 1."""
+    numbers = {gpu.name: 1 + place for place, gpu in enumerate(here.gpus)}
+    placed = [replace(p, number=numbers.get(p.name, p.number)) for p in here.processors]
+    gpu_profile(small_graph, SETTINGS, replace(here, processors=placed), [1])
+    gpu_profile(small_graph, SETTINGS, here, [1])  # of the same model, but another GPU
+    assert [request.gpu for request in FakeTeam.asked] == [1, 0]
+
+
 def test_gpus_that_are_elsewhere_keep_their_roofline(
     small_graph: Graph, here: MachineModel
 ) -> None:

@@ -1,5 +1,6 @@
 """Timing sampling and the model where kernels run: a GPU, or Triton's interpreter."""
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,12 @@ from gnnplan.planner.profile import gpu_timing
 from gnnplan.planner.profile.gpu_timing import GpuTimed
 from gnnplan.planner.profile.protocol import GpuTimingAnswer, GpuTimingRequest
 from gnnplan.runtime import codec, meter
+from gnnplan.runtime.errors import SamplerError
 from gnnplan.runtime.graph.dataset import open_graph
 from gnnplan.runtime.graph.generate import generate_rmat
 from gnnplan.runtime.plan.schema import Sampler, Workload
 from gnnplan.runtime.train import minibatch, overlap
+from gnnplan.runtime.train.streams import streams_of
 from tests.support.clock import FakeClock, TickingClock
 
 
@@ -161,3 +164,33 @@ def test_a_training_set_smaller_than_the_batch_has_one_size(
     # All three sizes are the whole training set; edges drawn of it differ by chance alone.
     assert np.allclose(found.sizes, 1.0, atol=0.2)
     assert len(found.step_seconds) == len(found.sizes)
+
+
+def test_a_request_is_timed_on_the_gpu_that_it_names_with_that_one_current(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    current, timed = list[torch.device](), list[torch.device]()
+
+    class Refusing:
+        def __init__(self, _: GpuTimingRequest, device: torch.device) -> None:
+            timed.append(device)
+            raise SamplerError("enough")
+
+    monkeypatch.setattr(gpu_timing, "GpuTimed", Refusing)
+    monkeypatch.setattr(gpu_timing, "set_threads", lambda _: None)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "set_device", current.append)
+    found = gpu_timing.answer_request(asked(folder, gpu=3))
+    assert found.refusal == "enough"
+    assert current == timed == [torch.device("cuda", 3)]
+
+
+def test_threads_of_a_loop_choose_the_gpu_first(
+    folder: Path, kernel_device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    streams, entered = streams_of(kernel_device), list[str]()
+    monkeypatch.setattr(
+        type(streams), "enter_thread", lambda _: entered.append(threading.current_thread().name)
+    )
+    gpu_timing.time_loops(GpuTimed(asked(folder), kernel_device).loop_parts(None), kernel_device)
+    assert entered == ["prefetch-0"]

@@ -10,6 +10,7 @@ import pytest
 
 from gnnplan.planner.cli.main import main
 from gnnplan.planner.errors import SettingsError
+from gnnplan.planner.machine.model import with_one_kind
 from gnnplan.planner.machine.routes import lines
 from gnnplan.planner.probe.presets import load_preset
 from gnnplan.planner.queries.simulate import Simulation, simulate
@@ -23,7 +24,7 @@ from gnnplan.runtime.plan.schema import DynamicCache, Sampler, Threads, Topology
 from gnnplan.runtime.report import RankReport
 from tests.support.locations import cached_arrays
 from tests.support.machines import machine
-from tests.support.plans import make_plan
+from tests.support.plans import change_strategy, make_plan
 
 OWN = np.arange(0, 3000, 3, dtype=np.int64)
 
@@ -138,6 +139,35 @@ def test_rows_cross_the_links_of_a_machine_one_does_not_have(
     assert found.times.movement_seconds > 0
 
 
+def test_rows_of_each_host_are_read_from_its_own_memory(small_graph: Graph, tmp_path: Path) -> None:
+    folder = tmp_path / "plan"
+    make_plan(small_graph, folder, ranks=2, own_rows=0, hosts=[0, 1])
+    found = simulate(folder, load_preset("hgx-h100:2"))
+    assert [device.processor for device in found.devices] == ["gpu0", "h1.gpu0"]
+    rows = [rank.rows_by_source["host"] for rank in found.ranks]
+    for host, prefix in enumerate(("", "h1.")):
+        assert found.links[f"{prefix}gpu0.hbm"].rows == pytest.approx(rows[host])
+    assert not [name for name in found.links if name.startswith(("nic", "network"))]
+    reads = [name for name in found.topology_links if name.startswith(("nic", "network"))]
+    assert reads == []
+
+
+def test_ranks_are_on_the_gpus_of_their_numbers_where_others_are_not_planned(
+    small_graph: Graph, tmp_path: Path
+) -> None:
+    """CUDA's first GPU is of another kind, so the plan's are 1 and 2."""
+    folder = tmp_path / "plan"
+    plan = make_plan(small_graph, folder, ranks=2, own_rows=700)
+    devices = [replace(each, index=1 + each.index) for each in plan.strategy.devices]
+    change_strategy(plan, folder, devices=devices)
+    whole = load_preset("dgx-v100")
+    kinds = [
+        replace(each, model="another") if each.name == "gpu0" else each for each in whole.processors
+    ]
+    found = simulate(folder, with_one_kind(replace(whole, processors=kinds)))
+    assert [device.processor for device in found.devices] == ["gpu1", "gpu2"]
+
+
 def test_a_presets_gpus_get_step_seconds_marked_as_derived(
     small_graph: Graph, tmp_path: Path
 ) -> None:
@@ -167,6 +197,18 @@ def test_a_presets_gpus_get_step_seconds_marked_as_derived(
     assert slow.times.stages["sample"] > times.stages["sample"]
     assert slow.times.stages["gather"] == times.stages["gather"]
     assert slow.times.stages["forward_backward"] == times.stages["forward_backward"]
+
+
+@pytest.mark.parametrize("kappa", [4.0, "inf"])
+def test_dependent_batches_start_more_kernels_on_gpus(
+    small_graph: Graph, tmp_path: Path, kappa: float | str
+) -> None:
+    seconds: list[float] = []
+    for each in (1.0, kappa):
+        folder = tmp_path / f"{each}"
+        make_plan(small_graph, folder, sampler=Sampler(name="labor", parameters={"kappa": each}))
+        seconds.append(simulate(folder, load_preset("dgx-v100")).times.stages["sample"])
+    assert seconds[0] < seconds[1]
 
 
 def test_batches_made_ahead_on_lanes_are_modelled_so(small_graph: Graph, tmp_path: Path) -> None:

@@ -1,8 +1,10 @@
 """A refusal names what would help, each with the bytes it saves; planning again keeps the word."""
 
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ import pytest
 from gnnplan.planner import pipeline
 from gnnplan.planner.errors import PlanDoesNotFit
 from gnnplan.planner.machine.model import MachineModel
+from gnnplan.planner.probe.presets import load_preset
 from gnnplan.planner.profile.cache import Profile
 from gnnplan.planner.queries.remedies import find_remedies
 from gnnplan.planner.search.search import Search
@@ -101,3 +104,33 @@ def test_float16_features_are_offered_where_rows_are_what_does_not_fit(
     held = min(p.prediction.memory_bytes["host0"].parts["features"] for p in priced)
     assert bool(rows) == (held > 0)  # rows that already went to disk save nothing
     assert ways[-1].what.startswith("--host-memory")
+
+
+@pytest.fixture
+def of_a_box(
+    monkeypatch: pytest.MonkeyPatch, small_graph: Graph, tmp_path: Path
+) -> Callable[..., list[str]]:
+    """Ways out of what all eight GPUs of a box lack, as they are written."""
+    monkeypatch.setenv("GNNPLAN_CACHE", str(tmp_path / "cache"))
+
+    def ways(**limits: Any) -> list[str]:
+        settings = PlanSettings(workload=WORK, devices=8, **limits)
+        search = refused(small_graph, settings, load_preset("dgx-v100"))
+        return [way.what for way in find_remedies(search, search.run())]
+
+    return ways
+
+
+def test_a_host_of_gpus_is_not_freed_by_what_lies_on_them(
+    of_a_box: Callable[..., list[str]],
+) -> None:
+    found = of_a_box(host_memory_bytes=MB)
+    assert found[-1].startswith("--host-memory of")
+    assert not [what for what in found if what.startswith(("--batch-size", "--hidden"))]
+
+
+def test_no_more_gpus_are_offered_than_there_are(of_a_box: Callable[..., list[str]]) -> None:
+    found = of_a_box(device_memory_bytes=MB)
+    assert found[-1].startswith("--device-memory of")
+    assert "--batch-size 50" in found
+    assert "--devices 16" not in found

@@ -148,6 +148,15 @@ def test_diff_shows_what_was_decided_and_what_it_does(
     assert diff(two, replace(two, workload=changed)).sentences == [
         f"workload: hidden {changed.hidden} instead of {two.workload.hidden}"
     ]
+    threads = replace(two.strategy.threads, comm=1)
+    other = replace(two.strategy, step="captured", owner="partition", threads=threads)
+    assert diff(two, replace(two, strategy=other)).sentences == [
+        "steps captured instead of eager",
+        "owners of a shared batch's vertices by partition instead of hash",
+        "threads that exchange beside compute: 1 instead of 0",
+    ]
+    dealt = diff(two, replace(two, strategy=replace(two.strategy, partition="ldg")))
+    assert dealt.sentences == ["mini-batches of ldg parts instead of mini-batches"]
     assert diff(one, one).decisions == diff(one, one).numbers == []
     assert render_diff(diff(one, one)) == "the plans are the same"
 

@@ -127,6 +127,33 @@ def test_rows_on_disk_are_staged_and_counted_as_the_host_stores(
     host.close()
 
 
+def test_beside_a_disk_the_host_holds_what_its_ranks_read_there_and_no_more(
+    make_graph: Any, make_plan: Any, tmp_path: Path, kernel_device: torch.device
+) -> None:
+    """Two ranks of host 0 share the rows that either reads; host 1 holds its own."""
+    graph = make_graph(num_nodes=200, dim=7)
+    plan = make_plan(graph, MIXES[2], num_ranks=3, hosts=[0, 0, 1], dealt="replicated")
+    read = list[set[int]]()
+    for number in range(3):
+        codes = np.load(tmp_path / "plan" / plan.arrays[f"feature_location_{number}"].file)
+        read.append(set(np.flatnonzero((codes & 0xFF) == 2).tolist()))
+    expected = [len(read[0] | read[1]), len(read[0] | read[1]), len(read[2])]
+
+    def rank(comm: Any) -> tuple[int, bool]:
+        store = open_device_store(
+            graph, plan, tmp_path / "plan", comm.rank, kernel_device, comm=comm
+        )
+        (held,) = {s.table.shape[0] for s in store._table.sources.values() if s.kind == "host"}
+        found = np.full((200, 7), np.nan, np.float32)
+        store.read(np.arange(200), found)
+        comm.barrier()
+        store.close()
+        return held, bool((found == np.asarray(graph.x)).all())
+
+    assert run_in_process(3, rank, in_turn=True) == [(held, True) for held in expected]
+    assert max(expected) < 200
+
+
 @pytest.mark.parametrize("policy", ["lru", "clock"])
 @pytest.mark.parametrize("mix", [0, 2])
 @pytest.mark.parametrize("slots", [1, 9, 60, 400])
