@@ -5,6 +5,7 @@ import os
 import shutil
 import sys
 import time
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,13 @@ from sqlalchemy import event
 from sqlalchemy.exc import OperationalError
 
 from gnnplan.api.errors import UnprocessableError
+from gnnplan.api.jobs.execution import Execution
 from gnnplan.api.jobs.lanes import Lanes
 from gnnplan.api.jobs.process import EVENTS_FILE, JobContext, event_of
 from gnnplan.api.service.runs import check_can_begin
 from gnnplan.api.storage.catalogue import Access
 from gnnplan.api.storage.database import Database
-from gnnplan.api.storage.job_queue import Ending, JobQueue, NewJob
+from gnnplan.api.storage.job_queue import LEASE_SECONDS, Ending, JobQueue, NewJob
 from gnnplan.api.storage.storage import Storage
 from gnnplan.planner.errors import PlanDoesNotFit
 from gnnplan.planner.probe.presets import load_preset
@@ -108,6 +110,48 @@ def test_progress_that_says_the_same_is_told_once(tmp_path: Path):
         job.progress(stage, share)
     told = [event_of(line) for line in (tmp_path / EVENTS_FILE).read_text().splitlines()]
     assert [each["data"]["stage"] for each in told if each] == ["a", "b", "a"]
+
+
+def test_a_full_disk_drops_an_event_and_ends_no_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    write, job = os.write, JobContext(folder=tmp_path, attempt=1)
+
+    def refuse(_file: int, _data: bytes) -> int:
+        raise OSError(28, "No space left on device")
+
+    def tear(file: int, data: bytes) -> int:
+        return write(file, data[:9])
+
+    for stage, act in (("a", write), ("b", refuse), ("c", tear), ("d", write), ("e", write)):
+        with monkeypatch.context() as patch:
+            patch.setattr("gnnplan.api.jobs.process.os.write", act)
+            job.progress(stage, 0.5)
+    told = [event_of(line) for line in (tmp_path / EVENTS_FILE).read_text().splitlines()]
+    assert [each["data"]["stage"] for each in told if each] == ["a", "d", "e"]
+
+
+@pytest.mark.parametrize("lease", [LEASE_SECONDS, 0.0])
+def test_a_job_goes_on_while_the_database_is_away_and_its_lease_lasts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lease: float
+):
+    def refuse(*_args: object) -> None:
+        raise OperationalError("UPDATE", {}, Exception("server closed the connection"))
+
+    for name, value in (("LEASE", lease), ("RENEW", 0.0), ("PROGRESS", 0.0)):
+        monkeypatch.setattr(f"gnnplan.api.jobs.execution.{name}_SECONDS", value)
+    for name in ("renew", "progress"):
+        monkeypatch.setattr(JobQueue, name, refuse)
+    storage = Storage(tmp_path)
+    request = {"seconds": 1.0, "steps": 10}
+    storage.jobs.add(NewJob(kind="noop", lane="x", request=request, time_limit_seconds=300.0))
+    job = storage.jobs.claim("x", "me")
+    assert job is not None
+    attempt = Execution(storage.jobs, job, storage.job_folder(job.id), lambda: None)
+    with nullcontext() if lease else pytest.raises(OperationalError):
+        assert attempt.run() == "exited"
+    assert (attempt.outcome() is not None) == (lease > 0)
+    storage.close()
 
 
 @pytest.mark.parametrize(
