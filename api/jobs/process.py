@@ -26,6 +26,8 @@ from typing import Any, cast
 
 REQUEST_FILE = "request.json"
 EVENTS_FILE = "events.jsonl"
+EPOCHS_FILE = "epochs.jsonl"
+"""A run's events of epochs once more: few, however many steps lie between them."""
 LOG_FILE = "log.txt"
 OUTCOME_FILE = "outcome.json"
 LOCK_FILE = "lock"
