@@ -30,6 +30,7 @@ from gnnplan.planner.queries.estimate import EstimateSettings, estimate
 from gnnplan.runtime import codec
 from gnnplan.runtime.device import usable_cores
 from gnnplan.runtime.graph.dataset import Graph
+from gnnplan.runtime.graph.format import META_FILE
 from tests.support.furnished import keep_plan
 from tests.support.plans import make_plan
 from tests.support.service import follow, make_client
@@ -342,6 +343,17 @@ def test_a_link_to_nothing_makes_a_damaged_graph(small_graph: Graph, tmp_path: P
         answer = client.get("/v1/graphs/graph")
     assert answer.status_code == 422
     assert "found No such file or directory" in answer.json()["detail"]
+
+
+def test_names_that_are_no_text_hide_no_other_dataset(small_graph: Graph, tmp_path: Path):
+    for name in ("plain", "named", os.fsdecode(b"caf\xe9")):
+        shutil.copytree(small_graph.path, tmp_path / "roots" / name)
+    meta = tmp_path / "roots" / "named" / META_FILE
+    meta.write_text(json.dumps({**json.loads(meta.read_text()), "name": "\ud800"}))
+    with make_client(tmp_path, graph_roots=(tmp_path / "roots",)) as client:
+        listed = client.get("/v1/graphs").json()["items"]
+        assert client.get("/plans/new").status_code == 200
+    assert [(g["id"], g["name"]) for g in listed] == [("named", "?"), ("plain", "sbm-3000")]
 
 
 def test_lists_have_pages_and_filters(client: TestClient):
