@@ -294,6 +294,16 @@ def test_clients_that_ask_too_often_wait(tmp_path: Path):
         assert len(jobs_of(client)) == 10 - len(refused)
 
 
+def test_the_audit_log_takes_no_more_than_may_be_asked(tmp_path: Path):
+    with make_client(tmp_path, writes_per_second=0.001) as client:
+        foreign = ({"Host": "evil.example"}, {"Origin": "https://evil.example"}, bearer("wrong"))
+        for headers in ({}, *foreign):
+            for _ in range(3):
+                client.post("/v1/jobs", json={}, headers=headers)
+        lines = client.get("/v1/audit").json()["items"]
+    assert [line["status"] for line in lines] == [421, 202]
+
+
 def test_wrong_keys_are_tried_no_faster_than_things_are_changed(tmp_path: Path):
     with make_client(tmp_path, reads_per_second=1e6, writes_per_second=0.001) as client:
         wrong = bearer("gnnplan_wrong")
