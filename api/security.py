@@ -157,6 +157,13 @@ class Authenticator:
             )
         return found
 
+    async def still_knows(self, headers: Headers) -> bool:
+        """Return whether a request that was let in would be let in now, too."""
+        try:
+            return await self.principal(headers) is not None
+        except UnauthorizedError:
+            return False
+
     async def _look_up(self, text: str) -> Principal | None:
         now, name = monotonic(), hash_key(text)
         known = self._known.get(name)

@@ -2,6 +2,7 @@
 
 import logging
 import pickle
+import threading
 from pathlib import Path
 
 import pytest
@@ -101,6 +102,33 @@ def test_a_revoked_key_is_refused_after_a_second(
     clock.now += 1.0
     assert client.post("/v1/jobs", json={}, headers=headers).status_code == 401
     assert len(jobs_of(client, **bearer(keys["read"]))) == 1
+
+
+def test_a_stream_ends_once_its_key_is_revoked(
+    keyed: tuple[TestClient, dict[str, str]], clock: Clock
+):
+    client, keys = keyed
+    body, maker = {"seconds": 3600.0}, bearer(keys["plan"])
+    job = client.post("/v1/jobs", json=body, headers=maker).json()["id"]
+    access = client.app.state.service.storage.access  # pyright: ignore[reportAttributeAccessIssue, reportFunctionMemberAccess]
+    told: list[str] = []
+
+    def follow() -> None:
+        told.append(client.get(f"/v1/jobs/{job}/events", headers=bearer(keys["read"])).text)
+
+    follower = threading.Thread(target=follow)
+    follower.start()
+    try:
+        follower.join(1.0)
+        assert follower.is_alive()
+        assert access.revoke(access.key_of_hash(hash_key(keys["read"])).id)
+        clock.now += 1.0
+        follower.join(30.0)
+        assert not follower.is_alive()
+        assert "event: end" not in told[0]
+    finally:
+        client.post(f"/v1/jobs/{job}/cancel", headers=maker)
+        follower.join()
 
 
 def test_revoking_the_last_key_lets_nobody_in(tmp_path: Path):
