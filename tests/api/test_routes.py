@@ -474,6 +474,29 @@ def test_a_plan_is_made_served_cached_and_asked_about(planner: TestClient, small
 
 
 @pytest.mark.distributed
+def test_a_dataset_that_was_moved_is_planned_where_it_is(
+    small_graph: Graph, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("GNNPLAN_CACHE", str(cache))
+    shutil.copytree(small_graph.path, tmp_path / "roots" / "before")
+    with make_client(tmp_path, graph_roots=(tmp_path / "roots",)) as client:
+
+        def plan(graph: str) -> dict[str, Any]:
+            asked = client.post("/v1/plans", json={**PLAN, "graph": graph})
+            job = follow(client, asked.headers["location"])
+            assert job["state"] == "succeeded", job
+            return client.get(job["result"]).json()
+
+        first = plan("before")
+        (tmp_path / "roots" / "before").rename(tmp_path / "roots" / "after")
+        moved = plan("after")
+        again = client.post("/v1/plans", json={**PLAN, "graph": "after"})
+    assert Path(first["graph"]["path"]).name == "before"
+    assert Path(moved["graph"]["path"]).name == "after"
+    assert (again.status_code, again.json()["subject"]) == (200, moved["plan_id"])
+
+
+@pytest.mark.distributed
 def test_a_plan_that_does_not_fit_names_constraint_and_bytes(
     planner: TestClient, small_graph: Graph
 ):
