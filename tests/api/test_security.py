@@ -71,6 +71,15 @@ def test_once_there_is_a_key_it_is_asked_for(keyed: tuple[TestClient, dict[str, 
     assert client.get("/healthz").status_code == 200
 
 
+@pytest.mark.parametrize("other", ['theme={"a":1}', "a=b c", "flag", "ä=1", "a,b=1", "=", ""])
+def test_a_browsers_key_is_found_beside_any_cookie_of_the_host(
+    keyed: tuple[TestClient, dict[str, str]], other: str
+):
+    client, keys = keyed
+    cookies = f"{other}; gnnplan_key={keys['read']}; {other}".encode("latin-1")
+    assert client.get("/v1/jobs", headers=[(b"Cookie", cookies)]).status_code == 200
+
+
 def test_scopes_allow_what_they_name(keyed: tuple[TestClient, dict[str, str]]):
     client, keys = keyed
     run = {"plan": "none"}
