@@ -21,6 +21,8 @@ from gnnplan.api.errors import MEDIA_TYPE, problem_text
 RESERVED_FILES = 256
 """Number of files kept for the database, the logs of jobs and pipes."""
 LEAST_CONNECTIONS = 16
+MOST_HEADER_BYTES = 64 * 2**10
+"""Bytes of a request's address and headers, or of what follows its body, that are read."""
 TOLD_SECONDS = 10.0
 """Least seconds between two log lines of the same kind."""
 LOG = logging.getLogger("gnnplan.connections")
@@ -115,6 +117,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self.peer = ""
         self._deadline: asyncio.TimerHandle | None = None
         self._missing: Literal["request", "headers", "body"] = "request"
+        self._header_bytes = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         """Wait for the first request, unless there are too many connections."""
@@ -130,6 +133,23 @@ class GuardedProtocol(HttpToolsProtocol):
         self.guard.leave(self)
         super().connection_lost(exc)
 
+    def data_received(self, data: bytes) -> None:
+        """Read what came, unless headers have become too long; the parser keeps all of them."""
+        self._header_bytes += len(data)
+        super().data_received(data)
+        if self._header_bytes <= MOST_HEADER_BYTES or self.transport.is_closing():
+            return
+        self.guard.tell("requests whose headers are too long are ended", self.peer)
+        if self._missing == "request" or self._is_held_back():
+            self.end()
+        else:
+            self._refuse(431, f"expected at most {MOST_HEADER_BYTES} bytes of headers, found more")
+
+    def on_body(self, body: bytes) -> None:
+        """Take a piece of the body, which the application limits."""
+        self._header_bytes = 0
+        super().on_body(body)
+
     def on_message_begin(self) -> None:
         """Wait for the rest of the headers after the first byte of a request."""
         super().on_message_begin()
@@ -139,13 +159,13 @@ class GuardedProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         """Wait for the body after the headers."""
         super().on_headers_complete()
-        self._missing = "body"
+        self._header_bytes, self._missing = 0, "body"
         self._wait(self.guard.limits.body_seconds)
 
     def on_message_complete(self) -> None:
         """Stop waiting after a whole request."""
         super().on_message_complete()
-        self._missing = "request"
+        self._header_bytes, self._missing = 0, "request"
         self._stop_waiting()
         self._wait_for_next()
 

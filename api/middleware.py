@@ -71,13 +71,13 @@ class Gate:
 
     async def check(self, scope: Scope, headers: Headers) -> None:
         """Check a request before its route, and put its principal into the scope."""
-        self._check_host(scope, headers)
-        if "\0" in scope["path"] or b"%00" in scope["query_string"]:
-            raise HTTPException(400, "expected an address without zero bytes")
         client = client_of(scope)
         try:
+            self._check_host(scope, headers)
+            if "\0" in scope["path"] or b"%00" in scope["query_string"]:
+                raise HTTPException(400, "expected an address without zero bytes")
             principal = await self.service.auth.principal(headers)
-        except ServiceError:
+        except (ServiceError, HTTPException):
             self._check_rate(f"refused {client}", scope, strict=True)
             raise
         scope["principal"] = principal
@@ -134,6 +134,7 @@ class _Passage:
         self._id = given if re.fullmatch(r"[\w.-]{1,64}", given) else uuid.uuid4().hex
         self._headers = headers
         self._status, self._job = 0, ""
+        self._is_audited = scope["method"] not in SAFE
         self._started = time.perf_counter()
 
     async def run(self, receive: Receive, send: Send) -> None:
@@ -159,6 +160,8 @@ class _Passage:
             await self._gate.app(self._scope, limit_body(receive, most), answer)
             return
         except ServiceError as error:
+            # The log takes no more than may be asked, whoever sends how much.
+            self._is_audited &= not isinstance(error, TooManyError)
             response = of_service_error(path, error)
         except HTTPException as error:
             response = problem_response(path, error.status_code, str(error.detail))
@@ -203,7 +206,7 @@ class _Passage:
         if self._job:
             words["job_id"] = self._job
         LOG.info("answered", extra=words)
-        if scope["method"] not in SAFE:
+        if self._is_audited:
             row = AuditRow(
                 time_seconds=time.time(),
                 principal=name,

@@ -244,13 +244,21 @@ class NoopRequest(Limited):
 
 
 def request_key(
-    graph: str, machine: MachineModel, settings: PlanSettings, factors: Mapping[str, float]
+    folder: Path,
+    fingerprint: str,
+    machine: MachineModel,
+    settings: PlanSettings,
+    factors: Mapping[str, float],
 ) -> str:
-    """Hash everything that decides a plan, except the profile, which follows from the same."""
+    """Hash everything that decides a plan, except the profile, which follows from the same.
+
+    The dataset's folder is part of a plan, which trains nowhere else; `fingerprint` is of what it
+    holds.
+    """
     return codec.content_hash(
         [
             version("gnnplan"),
-            graph,
+            [str(folder), fingerprint],
             [machine.fingerprint, machine.calibration, machine.name],
             settings,
             dict(factors),

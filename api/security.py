@@ -16,7 +16,6 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from http.cookies import CookieError, SimpleCookie
 from pathlib import Path
 from time import monotonic
 from typing import Annotated, Any
@@ -24,6 +23,7 @@ from typing import Annotated, Any
 from fastapi import Depends, Request, Security
 from fastapi.security import HTTPBearer
 from starlette.datastructures import Headers
+from starlette.requests import cookie_parser
 
 from gnnplan.api.errors import ForbiddenError, UnauthorizedError
 from gnnplan.api.storage.catalogue import Access
@@ -157,6 +157,13 @@ class Authenticator:
             )
         return found
 
+    async def still_knows(self, headers: Headers) -> bool:
+        """Return whether a request that was let in would be let in now, too."""
+        try:
+            return await self.principal(headers) is not None
+        except UnauthorizedError:
+            return False
+
     async def _look_up(self, text: str) -> Principal | None:
         now, name = monotonic(), hash_key(text)
         known = self._known.get(name)
@@ -183,11 +190,7 @@ def key_of(headers: Headers) -> str | None:
         return text.strip()
     if scheme:
         return "an authorization that is no bearer key"
-    try:
-        cookie = SimpleCookie(headers.get("cookie", "")).get(COOKIE)
-    except CookieError:
-        return None
-    return None if cookie is None else cookie.value
+    return cookie_parser(headers.get("cookie", "")).get(COOKIE)
 
 
 def principal_in(request: Request) -> Principal:

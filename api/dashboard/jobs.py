@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import asdict, dataclass, field
+from itertools import chain
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Any, Literal
@@ -22,7 +23,7 @@ from gnnplan.api.dashboard.pages import (
     redirect_to,
 )
 from gnnplan.api.errors import ConflictError
-from gnnplan.api.jobs.process import EVENTS_FILE, event_of
+from gnnplan.api.jobs.process import EPOCHS_FILE, EVENTS_FILE, event_of
 from gnnplan.api.requests import RunRequest
 from gnnplan.api.resources import job_of
 from gnnplan.api.routes.common import CallerIn, Cursor, Id, ServiceIn
@@ -99,37 +100,42 @@ class Told:
 
 
 def read_told(folder: Path) -> Told:
-    """Read what a job reported last, its losses thinned to what a picture can show.
+    """Read the epochs that a job told of, and its last losses, thinned to what a picture can show.
 
     Of step losses and epoch means the longer list is taken: short runs report few steps, since step
     events come at most twice a second. An epoch that was trained again after a restart is told of
     once.
     """
-    told: dict[str, list[Loss]] = {"step": [], "epoch": []}
-    epochs: dict[int, Epoch] = {}
-    for line in read_end(folder / EVENTS_FILE).splitlines():
+    steps, epochs = list[Loss](), dict[int, Epoch]()
+    lines = [read_end(folder / file).splitlines() for file in (EPOCHS_FILE, EVENTS_FILE)]
+    for line in chain(*lines):
         event = event_of(line) or {}
         kind, data = event.get("event"), event.get("data", {})
-        if kind in told and (loss := _loss(data, mean=kind == "epoch")) is not None:
-            told[kind].append(loss)
+        if kind == "step" and (loss := _loss(data)) is not None:
+            steps.append(loss)
         if kind == "epoch" and isinstance(number := data.get("epoch"), int):
             values = {name: _finite(data.get(name)) for name in ("loss", "val", "seconds")}
             epochs[number] = Epoch(epoch=number, **values)
-    found = max(told["step"], told["epoch"], key=len)
+    ended = [epochs[number] for number in sorted(epochs)]
+    means = [
+        Loss(epoch=each.epoch, step=None, loss=each.loss, share=1.0)
+        for each in ended
+        if each.loss is not None
+    ]
+    found = max(steps, means, key=len)
     every = 1 + len(found) // MOST_POINTS
-    return Told(losses=found[::-1][::every][::-1], epochs=[epochs[n] for n in sorted(epochs)])
+    return Told(losses=found[::-1][::every][::-1], epochs=ended)
 
 
 def _finite(value: object) -> float | None:
     return value if isinstance(value, float) and abs(value) < MOST_LOSS else None
 
 
-def _loss(data: dict[str, Any], *, mean: bool) -> Loss | None:
+def _loss(data: dict[str, Any]) -> Loss | None:
     loss, epoch, step = _finite(data.get("loss")), data.get("epoch", 0), data.get("step", 0)
     if loss is None or not isinstance(epoch, int) or not isinstance(step, int):
         return None
-    share = 1.0 if mean else _finite(data.get("share")) or 0.0
-    return Loss(epoch=epoch, step=None if mean else step, loss=loss, share=share)
+    return Loss(epoch=epoch, step=step, loss=loss, share=_finite(data.get("share")) or 0.0)
 
 
 def draw_losses(found: list[Loss], weight: float = 0.0, *, name: str = "losses") -> Markup:

@@ -12,6 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
+from sqlalchemy.exc import OperationalError
+
 from gnnplan.api.jobs.process import (
     EVENTS_FILE,
     LOG_FILE,
@@ -21,7 +23,7 @@ from gnnplan.api.jobs.process import (
     event_of,
 )
 from gnnplan.api.jobs.registry import KINDS
-from gnnplan.api.storage.job_queue import JobQueue
+from gnnplan.api.storage.job_queue import LEASE_SECONDS, JobQueue
 from gnnplan.api.storage.storage import open_private
 from gnnplan.api.storage.tables import JobRow
 from gnnplan.runtime import codec
@@ -50,7 +52,7 @@ class Execution:
     ) -> None:
         self._queue, self._job, self._folder, self._asked = queue, job, folder, asked
         self._events = Tail(folder / EVENTS_FILE)
-        self._wrote_progress = 0.0
+        self._wrote_progress = self._renewed = 0.0
         self.exit_code = 0
 
     def run(self) -> Ended:
@@ -95,7 +97,7 @@ class Execution:
 
     def _follow(self, process: "subprocess.Popen[bytes]") -> Ended:
         deadline = time.monotonic() + self._job.time_limit_seconds
-        renewed = time.monotonic()
+        self._renewed = time.monotonic()
         with watch_process(process.pid) as has_ended:
             while not has_ended(TICK_SECONDS):
                 self._relay()
@@ -103,14 +105,25 @@ class Execution:
                     return asked
                 if time.monotonic() > deadline:
                     return "timeout"
-                if time.monotonic() - renewed > RENEW_SECONDS:
-                    renewed = time.monotonic()
-                    kept = self._queue.renew(self._job)
+                if time.monotonic() - self._renewed > RENEW_SECONDS:
+                    kept = self._renew()
                     if kept is None:
                         return "lost"
                     if kept:
                         return "cancelled"
         return "exited"
+
+    def _renew(self) -> bool | None:
+        """Extend the lease, as `JobQueue.renew`; a database may be away while the lease lasts."""
+        asked = time.monotonic()
+        try:
+            kept = self._queue.renew(self._job)
+        except OperationalError:
+            if asked - self._renewed > LEASE_SECONDS - RENEW_SECONDS:
+                raise
+            return False
+        self._renewed = asked
+        return kept
 
     def _relay(self) -> None:
         if time.monotonic() - self._wrote_progress < PROGRESS_SECONDS:
@@ -124,7 +137,8 @@ class Execution:
             self._wrote_progress = time.monotonic()
             stage, share = newest.get("stage", ""), newest.get("share")
             if isinstance(share, int | float) and 0.0 <= share <= 1.0:
-                self._queue.progress(self._job, str(stage), float(share))
+                with contextlib.suppress(OperationalError):  # it is told of again
+                    self._queue.progress(self._job, str(stage), float(share))
 
 
 @contextlib.contextmanager

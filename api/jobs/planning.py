@@ -77,7 +77,7 @@ def make_plan(request: dict[str, Any], job: JobContext) -> dict[str, Any]:
     fingerprint = graph_fingerprint(graph)
     machine = named or cached_machine(quick=not settings.thorough) or load_record(made).machine
     factors = factors_of(request, machine, fingerprint)
-    key = request_key(fingerprint, machine, settings, factors)
+    key = request_key(graph, fingerprint, machine, settings, factors)
     return {"plan_id": made.plan_id, "request_key": key}
 
 

@@ -8,6 +8,7 @@ that grow by whole lines.
 Only the standard library is imported here, since imports are most of what a short job costs.
 """
 
+import contextlib
 import ctypes
 import fcntl
 import importlib
@@ -25,6 +26,8 @@ from typing import Any, cast
 
 REQUEST_FILE = "request.json"
 EVENTS_FILE = "events.jsonl"
+EPOCHS_FILE = "epochs.jsonl"
+"""A run's events of epochs once more: few, however many steps lie between them."""
 LOG_FILE = "log.txt"
 OUTCOME_FILE = "outcome.json"
 LOCK_FILE = "lock"
@@ -96,12 +99,13 @@ def write_outcome(folder: Path, outcome: dict[str, Any]) -> None:
 class JobContext:
     """One attempt at a job, as its process sees it."""
 
-    __slots__ = ("_told", "attempt", "folder")
+    __slots__ = ("_told", "_torn", "attempt", "folder")
 
     def __init__(self, *, folder: Path, attempt: int) -> None:
         self.folder = folder
         self.attempt = attempt
         self._told: dict[str, Any] = {}
+        self._torn = False
 
     def progress(self, stage: str, share: float) -> None:
         """Report a stage and the share that is done, unless both were reported last."""
@@ -113,19 +117,22 @@ class JobContext:
     def event(
         self, name: str, data: dict[str, Any], *, place: tuple[int, int] | None = None
     ) -> None:
-        """Append an event; `place` is where a relayed one was read."""
+        """Append an event, or drop it on a full disk; `place` is where a relayed one was read."""
         line: dict[str, Any] = {"event": name, "time": time.time()}
         line |= {"attempt": self.attempt, "data": data}
         if place is not None:
             line["place"] = place
-        append_line(self.folder / EVENTS_FILE, json.dumps(line))
+        text = ("\n" if self._torn else "") + json.dumps(line)
+        with contextlib.suppress(OSError):  # the work goes on without it
+            self._torn = not append_line(self.folder / EVENTS_FILE, text)
 
 
-def append_line(path: Path, text: str) -> None:
-    """Append one line in one write, so that readers never see a part of it."""
+def append_line(path: Path, text: str) -> bool:
+    """Append one line in one write, so that readers see all of it; tell whether it is whole."""
+    data = f"{text}\n".encode()
     descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     try:
-        os.write(descriptor, f"{text}\n".encode())
+        return os.write(descriptor, data) == len(data)
     finally:
         os.close(descriptor)
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from gnnplan.api.jobs.process import JobContext
+from gnnplan.api.storage.database import make_storable
 from gnnplan.api.storage.job_queue import Ending
 from gnnplan.api.storage.storage import Storage
 from gnnplan.api.storage.tables import JobRow, PlanRequestRow, PlanRow, ProfileRow
@@ -73,9 +74,9 @@ def plan_row(folder: Path, owner: str = "") -> PlanRow:
     plan = load_plan(folder)
     return PlanRow(
         id=plan.plan_id,
-        graph=plan.graph.name,
+        graph=make_storable(plan.graph.name),
         graph_fingerprint=plan.graph.fingerprint,
-        machine=plan.machine.name[:128],
+        machine=make_storable(plan.machine.name)[:128],
         policy=plan.strategy.features.policy,
         num_ranks=plan.num_ranks,
         step_seconds=plan.prediction.step_seconds.value,
@@ -91,9 +92,9 @@ def _profile(storage: Storage, job: JobRow, result: dict[str, Any]) -> Ending:
     profile_id = str(result["profile_id"])
     row = ProfileRow(
         id=profile_id,
-        graph=result["graph"],
+        graph=make_storable(result["graph"]),
         graph_fingerprint=result["graph_fingerprint"],
-        machine=result["machine"],
+        machine=make_storable(result["machine"]),
         sha256=digest,
         created_seconds=time.time(),
     )

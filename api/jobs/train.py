@@ -6,6 +6,7 @@ killed while the submission goes on. Run folder, plan and dataset must have the 
 cluster; events and the report are read from the run folder, wherever the ranks run.
 """
 
+import contextlib
 import json
 import shlex
 import sys
@@ -15,7 +16,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from gnnplan.api.jobs.process import EVENTS_FILE as JOB_EVENTS_FILE, JobContext, Tail, event_of
+from gnnplan.api.jobs.process import (
+    EPOCHS_FILE,
+    EVENTS_FILE as JOB_EVENTS_FILE,
+    JobContext,
+    Tail,
+    append_line,
+    event_of,
+)
 from gnnplan.api.jobs.ray import (
     JOB_KEY,
     ClusterRefusalError,
@@ -51,6 +59,10 @@ class Relay:
         name = OTHER_NAMES.get(name, name)
         data = {key: value for key, value in event.items() if key != "event"}
         self._job.event(name, data, place=place)
+        if name == "epoch":
+            line = json.dumps({"event": name, "data": data})
+            with contextlib.suppress(OSError):  # a full disk, as `JobContext.event`
+                append_line(self._job.folder / EPOCHS_FILE, f"\n{line}")  # the last may be torn
         if isinstance(event.get("share"), float):
             done = (int(event.get("epoch", 0)) + event["share"]) / self._epochs  # counted from 0
             self._job.progress(f"epoch {event.get('epoch')}", done)

@@ -1,5 +1,6 @@
 """Jobs, and runs, which are jobs of training: lists, states, events, results, logs."""
 
+from functools import partial
 from typing import Annotated
 
 from fastapi import APIRouter, Header, Request, Response
@@ -104,8 +105,9 @@ def stream(request: Request, service: ServiceIn, job: str, last_event_id: str | 
     """Stream the events of a job that exists."""
     states: JobStates = request.app.state.job_states
     states.refuse_more()
+    may_follow = partial(service.auth.still_knows, request.headers)
     return EventSourceResponse(
-        follow(service, states, job, Position.parse(last_event_id)),
+        follow(service, states, job, Position.parse(last_event_id), may_follow),
         headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"},
     )
 

@@ -13,7 +13,7 @@ from gnnplan.api.requests import graph_fingerprint
 from gnnplan.api.resources import machine_of
 from gnnplan.api.security import OutsideRootsError, dataset_folder
 from gnnplan.api.service.context import Service
-from gnnplan.api.storage.database import Page
+from gnnplan.api.storage.database import Page, make_storable
 from gnnplan.api.storage.tables import MachineRow
 from gnnplan.planner.client.resources import GraphDetail, GraphSummary, MachineSummary
 from gnnplan.planner.errors import MachineError
@@ -44,7 +44,7 @@ def list_graphs(service: Service) -> list[GraphSummary]:
         for folder in _datasets(root):
             name = str(folder.relative_to(root))
             try:
-                if name not in found:
+                if name not in found and name == make_storable(name):  # else none could ask for it
                     dataset_folder([root], name)
                     found[name] = _summary(name, read_meta(folder))
             except InputError:
@@ -74,7 +74,7 @@ def get_graph(service: Service, name: str) -> GraphDetail:
 def _summary(name: str, meta: GraphMeta) -> GraphSummary:
     return GraphSummary(
         id=name,
-        name=meta.name,
+        name=make_storable(meta.name),
         num_nodes=meta.num_nodes,
         num_edges=meta.num_edges,
         feature_dim=meta.feature_dim,
@@ -132,11 +132,6 @@ def upload_machine(service: Service, document: dict[str, Any]) -> MachineSummary
     service.storage.catalogue.add_machine(row)
     kept = service.storage.database.get(MachineRow, row.id)
     return machine_of(kept or row)
-
-
-def make_storable(text: str) -> str:
-    """Replace characters that some database refuses: lone surrogates and zero bytes."""
-    return text.encode(errors="replace").decode().replace("\0", "?")
 
 
 def machine_model(service: Service, name: str) -> MachineModel:

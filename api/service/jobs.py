@@ -9,7 +9,7 @@ import asyncio
 import json
 import re
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -202,14 +202,18 @@ class JobStates:
         return await asyncio.shield(known[1])
 
 
+MayFollow = Callable[[], Awaitable[bool]]
+"""Asked before a follower is told more: whether it may be."""
+
+
 async def follow(
-    service: Service, states: JobStates, job_id: str, start: Position
+    service: Service, states: JobStates, job_id: str, start: Position, may_follow: MayFollow
 ) -> AsyncIterator[bytes]:
     """Stream events and log lines of a job until it has ended, and then its end."""
     states.followers += 1
     service.metrics.followers.set(states.followers)
     try:
-        async for chunk in _follow(service, states, job_id, start):
+        async for chunk in _follow(service, states, job_id, start, may_follow):
             yield chunk
     finally:
         states.followers -= 1
@@ -217,13 +221,13 @@ async def follow(
 
 
 async def _follow(
-    service: Service, states: JobStates, job_id: str, start: Position
+    service: Service, states: JobStates, job_id: str, start: Position, may_follow: MayFollow
 ) -> AsyncIterator[bytes]:
     folder = service.storage.job_folder(job_id)
     events = Tail(folder / EVENTS_FILE, start.events)
     log = Tail(folder / LOG_FILE, start.log)
     said, shown = time.monotonic(), ""
-    while True:
+    while await may_follow():
         row = await states.get(job_id)
         wrote = False
         for chunk in _new(events, log):

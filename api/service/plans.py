@@ -240,11 +240,12 @@ def _known_plan(service: Service, wanted: dict[str, Any], request: PlanRequest) 
         machine = _known_machine(wanted["machine"], quick=not request.settings().thorough)
         if machine is None:
             return None
-        graph = graph_fingerprint(graph_folder(service, request.graph))
+        folder = graph_folder(service, request.graph)
+        graph = graph_fingerprint(folder)
     except (InputError, ForbiddenError, OSError):
         return None  # the job finds the same, and says so
     factors = load_calibration(machine.fingerprint).factors(graph) if request.calibrated else {}
-    key = request_key(graph, machine, request.settings(), factors)
+    key = request_key(folder, graph, machine, request.settings(), factors)
     return service.storage.catalogue.plan_of_request(key)
 
 

@@ -182,6 +182,11 @@ def _sqlite_engine(url: str) -> Engine:
     return engine
 
 
+def make_storable(text: str) -> str:
+    """Replace characters that some database refuses: lone surrogates and zero bytes."""
+    return text.encode(errors="replace").decode().replace("\0", "?")
+
+
 def encode_cursor(time_seconds: float, row_id: str | int) -> str:
     """Name a row for `decode_cursor`."""
     text = json.dumps([time_seconds, row_id])

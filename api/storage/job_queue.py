@@ -14,7 +14,7 @@ from sqlalchemy import func, or_, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
-from gnnplan.api.storage.database import Database
+from gnnplan.api.storage.database import Database, make_storable
 from gnnplan.api.storage.tables import AttemptRow, IdempotencyRow, JobRow, PlanRow
 from gnnplan.runtime import codec
 
@@ -173,7 +173,7 @@ class JobQueue:
     def progress(self, job: JobRow, stage: str, share: float) -> None:
         """Store how far a running job is."""
         with self._database.writing() as session:
-            _change(session, job, stage=stage[:200], share=share)
+            _change(session, job, stage=make_storable(stage)[:200], share=share)
 
     def finish(self, job: JobRow, ending: Ending) -> bool:
         """End a job and store what it made; return False where its lease is lost."""
@@ -183,7 +183,7 @@ class JobQueue:
             "finished_seconds": now,
             "result": ending.result,
             "result_sha256": ending.result_sha256,
-            "problem": None if ending.problem is None else json.dumps(ending.problem),
+            "problem": None if ending.problem is None else _text_of(ending.problem),
             "lease_owner": None,
             "lease_until_seconds": None,
         }
@@ -250,6 +250,11 @@ def _new_row(job: NewJob) -> JobRow:
         crashes=0,
         cancel=False,
     )
+
+
+def _text_of(problem: dict[str, Any]) -> str:
+    """Write a problem as JSON that every reader takes: half a surrogate pair is no text."""
+    return make_storable(json.dumps(problem, ensure_ascii=False))
 
 
 def _change(session: Session, job: JobRow, column: Any = JobRow.id, **values: Any) -> Any:

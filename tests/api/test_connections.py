@@ -15,7 +15,12 @@ from typing import Any
 
 import pytest
 
-from gnnplan.api.connections import RESERVED_FILES, GuardedProtocol, limit_to_files
+from gnnplan.api.connections import (
+    MOST_HEADER_BYTES,
+    RESERVED_FILES,
+    GuardedProtocol,
+    limit_to_files,
+)
 from gnnplan.api.serve import connection_limits, server_of
 from gnnplan.api.service.context import ServiceSettings
 from tests.support.ranks import free_port
@@ -25,6 +30,7 @@ WAIT = 0.25
 """Seconds that the servers of these tests wait for headers, and for bodies."""
 HALF = b"GET / HTTP/1.1\r\nHost: x\r\n"
 WHOLE = HALF + b"\r\n"
+GROWING = b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
 BODY = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n"
 
 
@@ -119,6 +125,27 @@ def test_a_request_that_is_not_finished_in_time_is_ended(said: bytes, words: byt
         problem = json.loads(found.partition(b"\r\n\r\n")[2])
         assert problem["status"] == 408
         assert "within 0.25 s" in problem["detail"]
+
+
+@pytest.mark.parametrize("begun", [HALF + b"X: ", GROWING + b"0\r\nX: ", HALF[:5]])
+def test_headers_that_do_not_end_are_refused(begun: bytes):
+    with serving(header_seconds=20.0, body_seconds=20.0) as port:
+        connection = opened(port, begun)
+        time.sleep(0.1)  # what comes with the end of the headers is not counted
+        connection.sendall(b"x" * (MOST_HEADER_BYTES + 1))
+        assert rest_of(connection).startswith(b"HTTP/1.1 431 ")
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        HALF + b"X: " + b"x" * (MOST_HEADER_BYTES - 99) + b"\r\n\r\n",
+        GROWING + b"3\r\nabc\r\n" * MOST_HEADER_BYTES + b"0\r\n\r\n",
+    ],
+)
+def test_long_headers_and_longer_bodies_are_read(said: bytes):
+    with serving(header_seconds=20.0, body_seconds=20.0) as port, opened(port, said) as connection:
+        assert connection.recv(65536).startswith(b"HTTP/1.1 200 ")
 
 
 @pytest.mark.parametrize("drop", [b"X: y\r\n", b"\r\n"])

@@ -5,6 +5,7 @@ import os
 import shutil
 import sys
 import time
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,13 @@ from sqlalchemy import event
 from sqlalchemy.exc import OperationalError
 
 from gnnplan.api.errors import UnprocessableError
+from gnnplan.api.jobs.execution import Execution
 from gnnplan.api.jobs.lanes import Lanes
 from gnnplan.api.jobs.process import EVENTS_FILE, JobContext, event_of
 from gnnplan.api.service.runs import check_can_begin
 from gnnplan.api.storage.catalogue import Access
 from gnnplan.api.storage.database import Database
-from gnnplan.api.storage.job_queue import Ending, JobQueue, NewJob
+from gnnplan.api.storage.job_queue import LEASE_SECONDS, Ending, JobQueue, NewJob
 from gnnplan.api.storage.storage import Storage
 from gnnplan.planner.errors import PlanDoesNotFit
 from gnnplan.planner.probe.presets import load_preset
@@ -28,6 +30,7 @@ from gnnplan.planner.queries.estimate import EstimateSettings, estimate
 from gnnplan.runtime import codec
 from gnnplan.runtime.device import usable_cores
 from gnnplan.runtime.graph.dataset import Graph
+from gnnplan.runtime.graph.format import META_FILE
 from tests.support.furnished import keep_plan
 from tests.support.plans import make_plan
 from tests.support.service import follow, make_client
@@ -108,6 +111,48 @@ def test_progress_that_says_the_same_is_told_once(tmp_path: Path):
         job.progress(stage, share)
     told = [event_of(line) for line in (tmp_path / EVENTS_FILE).read_text().splitlines()]
     assert [each["data"]["stage"] for each in told if each] == ["a", "b", "a"]
+
+
+def test_a_full_disk_drops_an_event_and_ends_no_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    write, job = os.write, JobContext(folder=tmp_path, attempt=1)
+
+    def refuse(_file: int, _data: bytes) -> int:
+        raise OSError(28, "No space left on device")
+
+    def tear(file: int, data: bytes) -> int:
+        return write(file, data[:9])
+
+    for stage, act in (("a", write), ("b", refuse), ("c", tear), ("d", write), ("e", write)):
+        with monkeypatch.context() as patch:
+            patch.setattr("gnnplan.api.jobs.process.os.write", act)
+            job.progress(stage, 0.5)
+    told = [event_of(line) for line in (tmp_path / EVENTS_FILE).read_text().splitlines()]
+    assert [each["data"]["stage"] for each in told if each] == ["a", "d", "e"]
+
+
+@pytest.mark.parametrize("lease", [LEASE_SECONDS, 0.0])
+def test_a_job_goes_on_while_the_database_is_away_and_its_lease_lasts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lease: float
+):
+    def refuse(*_args: object) -> None:
+        raise OperationalError("UPDATE", {}, Exception("server closed the connection"))
+
+    for name, value in (("LEASE", lease), ("RENEW", 0.0), ("PROGRESS", 0.0)):
+        monkeypatch.setattr(f"gnnplan.api.jobs.execution.{name}_SECONDS", value)
+    for name in ("renew", "progress"):
+        monkeypatch.setattr(JobQueue, name, refuse)
+    storage = Storage(tmp_path)
+    request = {"seconds": 1.0, "steps": 10}
+    storage.jobs.add(NewJob(kind="noop", lane="x", request=request, time_limit_seconds=300.0))
+    job = storage.jobs.claim("x", "me")
+    assert job is not None
+    attempt = Execution(storage.jobs, job, storage.job_folder(job.id), lambda: None)
+    with nullcontext() if lease else pytest.raises(OperationalError):
+        assert attempt.run() == "exited"
+    assert (attempt.outcome() is not None) == (lease > 0)
+    storage.close()
 
 
 @pytest.mark.parametrize(
@@ -300,6 +345,17 @@ def test_a_link_to_nothing_makes_a_damaged_graph(small_graph: Graph, tmp_path: P
     assert "found No such file or directory" in answer.json()["detail"]
 
 
+def test_names_that_are_no_text_hide_no_other_dataset(small_graph: Graph, tmp_path: Path):
+    for name in ("plain", "named", os.fsdecode(b"caf\xe9")):
+        shutil.copytree(small_graph.path, tmp_path / "roots" / name)
+    meta = tmp_path / "roots" / "named" / META_FILE
+    meta.write_text(json.dumps({**json.loads(meta.read_text()), "name": "\ud800"}))
+    with make_client(tmp_path, graph_roots=(tmp_path / "roots",)) as client:
+        listed = client.get("/v1/graphs").json()["items"]
+        assert client.get("/plans/new").status_code == 200
+    assert [(g["id"], g["name"]) for g in listed] == [("named", "?"), ("plain", "sbm-3000")]
+
+
 def test_lists_have_pages_and_filters(client: TestClient):
     made = {client.post("/v1/jobs", json={}).json()["id"] for _ in range(3)}
     first = client.get("/v1/jobs", params={"limit": 2, "kind": "noop"}).json()
@@ -415,6 +471,29 @@ def test_a_plan_is_made_served_cached_and_asked_about(planner: TestClient, small
     assert done["state"] == "succeeded", done
     assert planner.get(done["result"]).json()["policy"] == "naive"
     assert others_can_read(planner.app.state.service.settings.data_dir) == []  # pyright: ignore[reportFunctionMemberAccess, reportAttributeAccessIssue]
+
+
+@pytest.mark.distributed
+def test_a_dataset_that_was_moved_is_planned_where_it_is(
+    small_graph: Graph, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("GNNPLAN_CACHE", str(cache))
+    shutil.copytree(small_graph.path, tmp_path / "roots" / "before")
+    with make_client(tmp_path, graph_roots=(tmp_path / "roots",)) as client:
+
+        def plan(graph: str) -> dict[str, Any]:
+            asked = client.post("/v1/plans", json={**PLAN, "graph": graph})
+            job = follow(client, asked.headers["location"])
+            assert job["state"] == "succeeded", job
+            return client.get(job["result"]).json()
+
+        first = plan("before")
+        (tmp_path / "roots" / "before").rename(tmp_path / "roots" / "after")
+        moved = plan("after")
+        again = client.post("/v1/plans", json={**PLAN, "graph": "after"})
+    assert Path(first["graph"]["path"]).name == "before"
+    assert Path(moved["graph"]["path"]).name == "after"
+    assert (again.status_code, again.json()["subject"]) == (200, moved["plan_id"])
 
 
 @pytest.mark.distributed

@@ -2,6 +2,7 @@
 
 import logging
 import pickle
+import threading
 from pathlib import Path
 
 import pytest
@@ -70,6 +71,15 @@ def test_once_there_is_a_key_it_is_asked_for(keyed: tuple[TestClient, dict[str, 
     assert client.get("/healthz").status_code == 200
 
 
+@pytest.mark.parametrize("other", ['theme={"a":1}', "a=b c", "flag", "ä=1", "a,b=1", "=", ""])
+def test_a_browsers_key_is_found_beside_any_cookie_of_the_host(
+    keyed: tuple[TestClient, dict[str, str]], other: str
+):
+    client, keys = keyed
+    cookies = f"{other}; gnnplan_key={keys['read']}; {other}".encode("latin-1")
+    assert client.get("/v1/jobs", headers=[(b"Cookie", cookies)]).status_code == 200
+
+
 def test_scopes_allow_what_they_name(keyed: tuple[TestClient, dict[str, str]]):
     client, keys = keyed
     run = {"plan": "none"}
@@ -101,6 +111,33 @@ def test_a_revoked_key_is_refused_after_a_second(
     clock.now += 1.0
     assert client.post("/v1/jobs", json={}, headers=headers).status_code == 401
     assert len(jobs_of(client, **bearer(keys["read"]))) == 1
+
+
+def test_a_stream_ends_once_its_key_is_revoked(
+    keyed: tuple[TestClient, dict[str, str]], clock: Clock
+):
+    client, keys = keyed
+    body, maker = {"seconds": 3600.0}, bearer(keys["plan"])
+    job = client.post("/v1/jobs", json=body, headers=maker).json()["id"]
+    access = client.app.state.service.storage.access  # pyright: ignore[reportAttributeAccessIssue, reportFunctionMemberAccess]
+    told: list[str] = []
+
+    def follow() -> None:
+        told.append(client.get(f"/v1/jobs/{job}/events", headers=bearer(keys["read"])).text)
+
+    follower = threading.Thread(target=follow)
+    follower.start()
+    try:
+        follower.join(1.0)
+        assert follower.is_alive()
+        assert access.revoke(access.key_of_hash(hash_key(keys["read"])).id)
+        clock.now += 1.0
+        follower.join(30.0)
+        assert not follower.is_alive()
+        assert "event: end" not in told[0]
+    finally:
+        client.post(f"/v1/jobs/{job}/cancel", headers=maker)
+        follower.join()
 
 
 def test_revoking_the_last_key_lets_nobody_in(tmp_path: Path):
@@ -292,6 +329,16 @@ def test_clients_that_ask_too_often_wait(tmp_path: Path):
         assert refused
         assert int(refused[0].headers["retry-after"]) >= 1
         assert len(jobs_of(client)) == 10 - len(refused)
+
+
+def test_the_audit_log_takes_no_more_than_may_be_asked(tmp_path: Path):
+    with make_client(tmp_path, writes_per_second=0.001) as client:
+        foreign = ({"Host": "evil.example"}, {"Origin": "https://evil.example"}, bearer("wrong"))
+        for headers in ({}, *foreign):
+            for _ in range(3):
+                client.post("/v1/jobs", json={}, headers=headers)
+        lines = client.get("/v1/audit").json()["items"]
+    assert [line["status"] for line in lines] == [421, 202]
 
 
 def test_wrong_keys_are_tried_no_faster_than_things_are_changed(tmp_path: Path):

@@ -4,6 +4,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from threading import Barrier
 from typing import Any
@@ -14,11 +15,15 @@ from alembic.migration import MigrationContext
 from sqlalchemy import inspect, text, update
 
 from gnnplan.api.jobs.lanes import lock_folder, sign_folder
+from gnnplan.api.jobs.recording import plan_row
+from gnnplan.api.resources import job_of
 from gnnplan.api.storage.database import Database, decode_cursor, normal_url
 from gnnplan.api.storage.job_queue import Ending, KeyReusedError, NewJob, PlanGoneError
 from gnnplan.api.storage.storage import Artefacts, Storage
 from gnnplan.api.storage.tables import AuditRow, Base, JobRow, MachineRow, PlanRow
 from gnnplan.runtime.errors import InputError
+from gnnplan.runtime.graph.dataset import Graph
+from tests.support.plans import make_plan
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -225,6 +230,32 @@ def test_crashes_are_counted_and_interruptions_are_not(storage: Storage):
     row = storage.jobs.get(made.id)
     assert row is not None
     assert (row.crashes, row.attempt, row.state) == (2, 3, "queued")
+
+
+def test_a_text_that_no_database_takes_ends_no_job(
+    storage: Storage, small_graph: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    odd = "a\ud800\0b"
+    made = make_plan(small_graph, tmp_path / "plan")
+    named = replace(
+        made, graph=replace(made.graph, name=odd), machine=replace(made.machine, name=odd)
+    )
+    monkeypatch.setattr("gnnplan.api.jobs.recording.load_plan", lambda _folder: named)
+    storage.jobs.add(job())
+    claimed = storage.jobs.claim("planning", "a")
+    assert claimed is not None
+    storage.jobs.progress(claimed, odd, 0.5)
+    problem = {"type": "x", "title": "t", "status": 500, "detail": odd}
+    ending = Ending(state="failed", problem=problem, rows=(plan_row(tmp_path),))
+    assert storage.jobs.finish(claimed, ending)
+    row, plan = storage.jobs.get(claimed.id), storage.catalogue.plan(made.plan_id)
+    assert row is not None
+    assert plan is not None
+    assert (row.stage, plan.graph, plan.machine) == ("a??b", "a??b", "a??b")
+    assert job_of(row).problem == {**problem, "detail": "a?\0b"} | {
+        name: ("" if name == "instance" else None)
+        for name in ("instance", "constraint", "needed_bytes", "available_bytes")
+    }
 
 
 def test_retention_removes_ended_jobs_and_their_files_alone(storage: Storage):

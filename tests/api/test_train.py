@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 
+from gnnplan.api.dashboard.jobs import read_told
 from gnnplan.api.jobs import train
 from gnnplan.api.jobs.process import JobContext
 from gnnplan.api.jobs.recording import RESULT_FILE
+from gnnplan.api.service.jobs import LONGEST_LOG_BYTES
 from gnnplan.runtime.launch import launch
 
 
@@ -34,3 +36,17 @@ def test_a_run_has_a_folder_named_after_its_job_and_goes_on_there_at_its_second_
         "resume": attempt > 1, "epochs": 3, "force": True,
     }  # fmt: skip
     assert json.loads((folder / RESULT_FILE).read_text()) == {"done": 1}
+
+
+def test_every_epoch_is_told_of_however_many_steps_came_after_it(tmp_path: Path) -> None:
+    job = JobContext(folder=tmp_path, attempt=1)
+    relay, vals = train.Relay(job, epochs=5), [0.5, 0.9, 0.6, 0.7]
+    for epoch, val in enumerate(vals):
+        told = {"epoch": epoch, "loss": 3.0 - epoch / 2, "val": val, "seconds": 2.0, "share": 1.0}
+        relay({"event": "epoch", **told})
+        job.event("step", {"words": "x" * LONGEST_LOG_BYTES})  # as those of hours
+    found = read_told(tmp_path)
+    assert [each.val for each in found.epochs] == vals
+    assert found.best is not None
+    assert found.best.epoch == 1
+    assert [each.loss for each in found.losses] == [3.0, 2.5, 2.0, 1.5]
