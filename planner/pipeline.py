@@ -48,7 +48,12 @@ from gnnplan.planner.search.choose import PlacedCandidate, choose, why_it_lost
 from gnnplan.planner.search.dimensions.dimension import ProposalInputs
 from gnnplan.planner.search.dimensions.ranks import machine_of_ranks, plans_gpus
 from gnnplan.planner.search.dimensions.registry import propose_first
-from gnnplan.planner.search.samplers import fix_placement, sampler_words, with_samplers
+from gnnplan.planner.search.samplers import (
+    fix_placement,
+    plan_sampler,
+    sampler_words,
+    with_samplers,
+)
 from gnnplan.planner.search.search import Search, SearchResult, best_over_samplers
 from gnnplan.planner.settings import PlanSettings
 from gnnplan.planner.units import Progress, onward, portion, silent
@@ -317,10 +322,14 @@ def searches_for(
         graph, settled_requests, machine, profiling, measure=measure, seconds=seconds
     )
     say("pricing candidates", PROFILED)
+    search = functools.partial(
+        _search, self_loops=_has_self_loops(graph, requests[0], gpus=gpus), measure=measure,
+        brief=seconds is not None,
+    )  # fmt: skip
     for array in (graph.indptr, graph.indices):
         release_pages(array)  # a large graph's lists leave room for what is priced
     return [
-        _search(graph, settings, machine, found, measure=measure, brief=seconds is not None)
+        search(graph, settings, machine, found)
         for settings, found in zip(settled_requests, profiled, strict=True)
     ]
 
@@ -331,6 +340,7 @@ def _search(
     machine: MachineModel,
     found: Profile,
     *,
+    self_loops: bool,
     measure: bool,
     brief: bool,
 ) -> Search:
@@ -354,6 +364,8 @@ def _search(
             profile=found.numbers,
             machine=machine,
             sampler=sampler_words(graph, settings),
+            user_sampler=plan_sampler(settings),
+            self_loops=self_loops,
             every_hop=settings.dialect == "every_hop",
             budgets=Budgets(
                 device_bytes=settings.device_memory_bytes, host_bytes=settings.host_memory_bytes
@@ -372,6 +384,16 @@ def _search(
         shards=functools.cache(functools.partial(_shards, graph)),
         draws=draws,
     )
+
+
+def _has_self_loops(graph: Graph, settings: PlanSettings, *, gpus: bool) -> bool:
+    """Look for self-loops where their number would lie on GPUs; else, and at once, say yes."""
+    work = settings.workload
+    if not gpus or settings.quick or work.model != "gcn" or work.gcn_norm != "full":
+        return True
+    from gnnplan.runtime.models.weights import count_self_loops  # on use: with torch
+
+    return count_self_loops(graph.indptr, graph.indices) is not None
 
 
 def _profiles(

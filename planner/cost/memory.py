@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from gnnplan.planner.candidate import Candidate, PlacedRows
 from gnnplan.planner.cost.pipeline_time import kappa
-from gnnplan.planner.cost.rates import INDPTR_BYTES, MachineTable, rate_per_rank, topology_bytes
+from gnnplan.planner.cost.rates import MachineTable, rate_per_rank, topology_bytes
 from gnnplan.planner.errors import MachineError, PlanDoesNotFit
 from gnnplan.planner.machine.model import MachineModel, Memory, prefix_of
 from gnnplan.planner.machine.routes import Wiring
@@ -144,8 +144,6 @@ STAGING = 1.25
 TRAINING_BATCHES = 10_000
 """Number of batches over all ranks whose largest must fit."""
 ID_BYTES = 8
-ADDRESS_BYTES = 8
-"""Bytes of a list's address, where lists lie in several memories."""
 RESERVE = 0.05
 """Share of a GPU's usable memory that is left to the allocator."""
 
@@ -260,11 +258,11 @@ def gpu_parts(
     *,
     captured_bytes: int = 0,
 ) -> dict[str, int]:
-    """Return the bytes of a rank on a GPU: context, allocator's reserve, sampler and topology.
+    """Return the bytes of a rank on a GPU: context, allocator's reserve, and a batch being drawn.
 
     A batch being drawn takes two ids per edge, and a relabelling table of two ids per vertex at
     half load (docs/formulas.md 8.10 [A10]). A cache keeps the codes of its rows beside those of the
-    table that it replaces.
+    table that it replaces. What it keeps of the graph is `graph_memory.graph_parts`.
     """
     largest = BatchTail.of(batch)
     drawn = round(2 * ID_BYTES * largest.edges + 2 * 2 * ID_BYTES * largest.vertices)
@@ -277,21 +275,7 @@ def gpu_parts(
         "context": int(rate_per_rank(machine, MachineTable.GPU_CONTEXT, candidate)),
         "reserve": round(RESERVE * gpu_capacity(machine, candidate, rank, budgets)),
         "sampling": captured_bytes + drawn,
-        "topology": _topology_parts(candidate, graph, batch),
     }
-
-
-def _topology_parts(candidate: Candidate, graph: GraphRef, batch: BatchProfile) -> int:
-    """Return a GPU's bytes of the topology beside the lists that it keeps of its own.
-
-    Of lists in several memories it has every one's begin and address; of typed graphs the sources'
-    types and more offsets.
-    """
-    policy = candidate.topology.policy
-    if policy == "replicated":
-        more = ID_BYTES * max(0, len(batch.edge_types) - 1) + 4 * bool(batch.node_types)
-        return topology_bytes(graph) + more * graph.num_nodes
-    return (INDPTR_BYTES + ADDRESS_BYTES) * (graph.num_nodes + 1) if policy == "cached" else 0
 
 
 def peer_bytes(candidate: Candidate, batch: BatchProfile, row_bytes: int) -> int:

@@ -145,8 +145,12 @@ def add_rates(first: Rate, second: Rate) -> Rate:
 
 def topology_bytes(graph: GraphRef) -> int:
     """Return the bytes of the CSC arrays: 8 (N + 1) + 4 E; 8 E where ids need 64 bits."""
-    index_bytes = INDEX_BYTES if graph.num_nodes < 2**31 else 8
-    return INDPTR_BYTES * (graph.num_nodes + 1) + index_bytes * graph.num_edges
+    return INDPTR_BYTES * (graph.num_nodes + 1) + indices_bytes(graph)
+
+
+def indices_bytes(graph: GraphRef) -> int:
+    """Return the bytes of all adjacency lists: 4 E; 8 E where ids need 64 bits."""
+    return (INDEX_BYTES if graph.num_nodes < 2**31 else 8) * graph.num_edges
 
 
 def core_rates_words(machine: MachineModel) -> str:

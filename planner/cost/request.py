@@ -5,7 +5,7 @@ Source of parts of a shared batch: docs/formulas.md 5.6 with [C20].
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,8 +21,8 @@ from gnnplan.planner.workload import (
     WorkloadProfile,
 )
 from gnnplan.runtime.graph.dataset import Graph
-from gnnplan.runtime.plan.schema import GraphRef, Workload
-from gnnplan.runtime.sampling.registry import DEFAULT_SAMPLER
+from gnnplan.runtime.plan.schema import GraphRef, Sampler, Workload
+from gnnplan.runtime.sampling.registry import DEFAULT_SAMPLER, find_sampler
 
 ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 
@@ -72,6 +72,11 @@ class Request:
     machine: MachineModel
     budgets: Budgets
     sampler: str = DEFAULT_SAMPLER
+    """Name under which the sampler is priced, which of links and typed graphs is another."""
+    user_sampler: Sampler = field(default_factory=Sampler)
+    """The user's sampler, without what candidates choose of it."""
+    self_loops: bool = True
+    """Whether the graph has self-loops; also where that was not looked up."""
     every_hop: bool = False
     """Whether a hop expands every vertex again, not only new ones."""
     owned: OwnedBatch | None = None
@@ -82,6 +87,18 @@ class Request:
         """Return the bytes that the launcher takes on every host; 0 where not measured."""
         process = self.profile.process
         return 0 if process is None else process.launcher_bytes
+
+
+def sampler_of(user_sampler: Sampler, candidate: Candidate | None) -> Sampler:
+    """Return the user's sampler with the candidate's own choices."""
+    name, parameters = user_sampler.name, user_sampler.parameters
+    if candidate is not None and candidate.las is not None:
+        spec = find_sampler(name)
+        kept = parameters if spec.prefers_local else {}
+        name, parameters = spec.local_form, {**kept, "factor": candidate.las}
+    if candidate is not None and candidate.kappa is not None:
+        parameters = {**parameters, "kappa": float(candidate.kappa)}
+    return Sampler(name=name, dialect=user_sampler.dialect, parameters=parameters)
 
 
 def inclusion_at(p: NDArray[np.float32], factor: float) -> NDArray[np.float32]:

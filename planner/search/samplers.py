@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from gnnplan.planner.candidate import Candidate
+from gnnplan.planner.cost.request import sampler_of
 from gnnplan.planner.errors import SettingsError
 from gnnplan.planner.settings import AUTO_SAMPLER, PlanSettings, SamplerChoice
 from gnnplan.runtime.graph.dataset import Graph, is_typed
@@ -12,7 +13,6 @@ from gnnplan.runtime.sampling.registry import (
     DEFAULT_SAMPLER,
     SAMPLERS,
     WITHOUT_LINKS,
-    find_sampler,
     is_able,
 )
 from gnnplan.runtime.sampling.statistics import (
@@ -37,14 +37,10 @@ def of_links_or_types(task: str, workload: Workload) -> bool:
 
 def plan_sampler(settings: PlanSettings, candidate: Candidate | None = None) -> Sampler:
     """Return the sampler as a plan names it: the user's, with the candidate's own choices."""
-    name, parameters = settings.sampler, settings.sampler_parameters
-    if candidate is not None and candidate.las is not None:
-        spec = find_sampler(name)
-        kept = parameters if spec.prefers_local else {}
-        name, parameters = spec.local_form, {**kept, "factor": candidate.las}
-    if candidate is not None and candidate.kappa is not None:
-        parameters = {**parameters, "kappa": float(candidate.kappa)}
-    return Sampler(name=name, dialect=settings.dialect, parameters=parameters)
+    user_sampler = Sampler(
+        name=settings.sampler, dialect=settings.dialect, parameters=settings.sampler_parameters
+    )
+    return sampler_of(user_sampler, candidate)
 
 
 def statistics_of(settings: PlanSettings, candidate: Candidate | None = None) -> StatisticsClass:

@@ -33,19 +33,14 @@ from gnnplan.runtime.plan.schema import Plan, StepShapes
 from gnnplan.runtime.processor import processor_of
 from gnnplan.runtime.sampling.memory import Envelope
 from gnnplan.runtime.sampling.minibatch import Dialect, MiniBatch
-from gnnplan.runtime.sampling.registry import find_sampler, is_able, parameters_of
+from gnnplan.runtime.sampling.registry import find_sampler, why_on_host
 from gnnplan.runtime.stages import Stage
 
 
 def refusal(plan: Plan, graph: Graph) -> str:
     """Return why the device does not draw this plan's batches; empty where it does."""
-    sampler = plan.strategy.sampler
-    ability = "links" if graph.task == "link" else "types" if is_typed(plan.workload) else None
-    if ability is not None and not is_able(sampler.name, sampler.parameters, ability):
-        return f"{ability} are drawn by the host with sampler {sampler.name}"
-    if parameters_of(sampler).get("schedule", "fixed") != "fixed":
-        return "a locality factor that changes while training is the host's"
-    return ""
+    links, types = graph.task == "link", is_typed(plan.workload)
+    return why_on_host(plan.strategy.sampler, links=links, types=types)
 
 
 def open_device_sampler(

@@ -115,6 +115,8 @@ class SamplerSpec:
     """Count of a GPU's kernels that holds for it; empty: that of hops is borrowed."""
     one_draw_per_vertex: bool = False
     """Whether a vertex is drawn, or not, for all lists that hold it."""
+    gpu_node_bytes: int = 0
+    """Most bytes per node of the graph that its form on a GPU keeps beside lists and weights."""
     auto_parameters: tuple[dict[str, float | str], ...] = ()
     """Parameters that sampler auto tries, the preferred ones first; empty: not tried."""
 
@@ -161,7 +163,9 @@ def _las_law(law: SamplingLaw, values: Values) -> SamplingLaw:
 _KAPPA: dict[str, Value] = {"kappa": 1, "dependence": "smooth", "layer_dependent": 0}
 
 
-def _layerwise(name: str, draws: Draws, parameters: dict[str, Value]) -> SamplerSpec:
+def _layerwise(
+    name: str, draws: Draws, parameters: dict[str, Value], *, gpu_node_bytes: int = 0
+) -> SamplerSpec:
     """Make the entry of a sampler by layers.
 
     sizes        vertices per layer, next to the seeds first, as in "512,256"; empty: the fan-outs
@@ -181,6 +185,7 @@ def _layerwise(name: str, draws: Draws, parameters: dict[str, Value]) -> Sampler
         abilities=frozenset(["stacks", "grid"]),
         lone=lambda _: "a layer's probabilities are sums over the whole batch",
         launches="layers",
+        gpu_node_bytes=gpu_node_bytes,
     )  # fmt: skip
 
 
@@ -230,7 +235,8 @@ SAMPLERS: dict[str, SamplerSpec] = {spec.name: spec for spec in (
     ),
     _layerwise("ladies", Draws.WITHOUT_REPLACEMENT, {"norm": "fro", **_KAPPA}),
     _layerwise("pladies", Draws.POISSON, {"norm": "fro", **_KAPPA}),
-    _layerwise("fastgcn", Draws.REPLACEMENT, {}),
+    # Its one law for all batches: each column's id, row and probability.
+    _layerwise("fastgcn", Draws.REPLACEMENT, {}, gpu_node_bytes=24),
     # factor      preference for local vertices; over: neighbor | ladies (with sizes)
     # schedule    fixed, or measured: the factor starts there and follows the share of data movement
     #             in each epoch (`locality.FactorSchedule`)
@@ -250,6 +256,7 @@ SAMPLERS: dict[str, SamplerSpec] = {spec.name: spec for spec in (
         lone=lambda _: "it prefers what a rank holds, so ranks would draw different subgraphs",
         local_form="las",
         launches="local",
+        gpu_node_bytes=1,  # hops to the nearest local vertex
     ),
 )}  # fmt: skip
 """All samplers by name, in the order in which names are listed."""
@@ -380,6 +387,19 @@ def law_of(sampler: Sampler) -> SamplingLaw:
         unequal=values.get("weights", "none") != "none",
     )
     return law if spec.law is None else spec.law(law, values)
+
+
+def why_on_host(sampler: Sampler, *, links: bool, types: bool) -> str:
+    """Return why the host draws batches that a GPU's form could; empty where the GPU draws them.
+
+    `links` and `types` say that batches are of links, or of a typed graph.
+    """
+    ability: Ability | None = "links" if links else "types" if types else None
+    if ability is not None and not is_able(sampler.name, sampler.parameters, ability):
+        return f"{ability} are drawn by the host with sampler {sampler.name}"
+    if parameters_of(sampler).get("schedule", "fixed") != "fixed":
+        return "a locality factor that changes while training is the host's"
+    return ""
 
 
 def why_alone(sampler: Sampler) -> str:

@@ -21,6 +21,7 @@ from gnnplan.planner.cost.backends.gpu_lanes import (
     has_lanes,
     step_compute,
 )
+from gnnplan.planner.cost.graph_memory import graph_parts
 from gnnplan.planner.cost.memory import gpu_memory_use, gpu_parts
 from gnnplan.planner.cost.rank_times import DeviceTimes, RankTimes, RankWork, StageTime
 from gnnplan.planner.cost.rates import MachineTable, Rate
@@ -97,17 +98,12 @@ class GpusBackend(Backend):
         *,
         reads_peers: bool,
     ) -> Parts:
-        """Return the bytes of a GPU's context, reserve, sampler, topology and captured step."""
+        """Return the bytes of a GPU's context, reserve, sampler, graph and captured step."""
         del reads_peers
         found = gpu_parts(
-            candidate,
-            request.graph,
-            batch,
-            request.machine,
-            rank,
-            request.budgets,
+            candidate, request.graph, batch, request.machine, rank, request.budgets,
             captured_bytes=captured_bytes(request, candidate),
-        )
+        ) | graph_parts(request, candidate, batch)  # fmt: skip
         timing = self.batch_and_timing(request, candidate)[1]
         handed = handed_row_bytes(request, candidate)
         more = captured_step_bytes(candidate, request.graph, batch, timing, handed)

@@ -7,6 +7,7 @@ import pytest
 
 from gnnplan.planner.candidate import Candidate, PlacedRows, RankRows
 from gnnplan.planner.cost.backends.gpu import GpusBackend, gpu_traffic
+from gnnplan.planner.cost.graph_memory import graph_parts
 from gnnplan.planner.cost.memory import Budgets, common_parts, gpu_memory_use, gpu_parts
 from gnnplan.planner.cost.request import handed_row_bytes
 from gnnplan.planner.cost.stages.all_reduce import gpu_all_reduce, ring_bandwidth
@@ -233,6 +234,7 @@ def test_memory_of_gpus_and_hosts_by_hand():
             handed_row_bytes=4 * GRAPH.feature_dim,
         )
         | gpu_parts(chosen, GRAPH, batch_profile(100), machine, r, Budgets())
+        | graph_parts(replace(request(machine), graph=GRAPH), chosen, batch_profile(100))
         for r in range(2)
     ]
     topology = 8 * 1_000_001 + 4 * 10_000_000

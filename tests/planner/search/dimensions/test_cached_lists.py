@@ -52,7 +52,7 @@ def little_room(
     plain = pipeline.search_for(graph, known, machine)
     in_line = min(plain.run(), key=lambda each: each.candidate.threads.sample)
     use = in_line.prediction.memory_bytes["rank0"]
-    half = topology_bytes(plain.request.graph) // 2 + 16 * graph.num_nodes
+    half = topology_bytes(plain.request.graph) // 2 + 8 * graph.num_nodes
     room = int((use.total - use.parts["reserve"] + half) / 0.95)
     settings = replace(known, **{"policy": "auto", "topology": "auto", **asked})
     settings = replace(settings, device_memory_bytes=room)
