@@ -40,7 +40,7 @@ from gnnplan.runtime.launch.config import TRIALS_FILE, Trials, check_alike, read
 from gnnplan.runtime.launch.launch import train
 from gnnplan.runtime.plan.io import load_plan
 from gnnplan.runtime.plan.schema import Plan
-from gnnplan.runtime.report import RunReport, load_report
+from gnnplan.runtime.report import RunReport, load_report, measured_steps
 from tests.planner.queries.test_tune import (
     SETTINGS,
     Pretended,
@@ -333,6 +333,21 @@ def test_flags_that_do_not_fit_get_one_line_and_code_2(
     assert main([names.get(each, each) for each in arguments]) == 2
     assert words in " ".join(capsys.readouterr().err.split())
     assert contents(folder) == before
+
+
+def test_a_run_that_goes_on_behind_its_last_step_ends_well(
+    folder: Path,
+    small_graph: Graph,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Killed in its last evaluation, it has that alone to do, and nothing to compare."""
+    made = run_of(load_plan(folder), 0.020)
+    report = replace(made, step_seconds=measured_steps([]), step_samples=[], losses=[])
+    monkeypatch.setattr("gnnplan.planner.cli.training.train_dataset", lambda *_, **__: report)
+    words = ["train", str(small_graph.path), "-o", str(folder), "--resume"]
+    assert main(words) == 0, capsys.readouterr().err
+    assert "no step was left to take; " in capsys.readouterr().out
 
 
 @pytest.mark.slow
