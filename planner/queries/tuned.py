@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Any
 from gnnplan.planner.errors import SettingsError
 from gnnplan.planner.settings import check_values
 from gnnplan.runtime import codec
-from gnnplan.runtime.launch.config import RanksOffer, Trials, check_alike, read_offer, write_offer
+from gnnplan.runtime.launch.config import (
+    PLANS_FOLDER,
+    RanksOffer,
+    Trials,
+    check_alike,
+    read_offer,
+    write_offer,
+)
 from gnnplan.runtime.plan.io import load_plan
 from gnnplan.runtime.plan.schema import Interval, Plan
 from gnnplan.runtime.train.evaluation_room import check_eval_fanouts
@@ -229,7 +236,7 @@ def offer_ranks(out: Path, kept: dict[str, Any], epochs: int) -> str:
     for candidate, made in _on_other_ranks(plan, record, ratios, now):
         if not promises(made.plan, plan, now, left, measured=bool(ratios)):
             continue
-        place = (out / "run" / "plans" / OTHER_FOLDER).resolve()
+        place = (out / "run" / PLANS_FOLDER / OTHER_FOLDER).resolve()
         found = write_draft(made, place)
         check_alike([plan, found], any_ranks=True)
         write_offer(out / "run", RanksOffer(folder=str(place)))

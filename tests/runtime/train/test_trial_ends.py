@@ -10,7 +10,7 @@ from gnnplan.runtime import worker
 from gnnplan.runtime.faults.failure import TRIAL_MARK
 from gnnplan.runtime.launch import launch
 from gnnplan.runtime.launch.config import RanksOffer, RunConfig, Trials, read_offer, write_offer
-from gnnplan.runtime.plan.io import load_plan
+from gnnplan.runtime.plan.io import copy_plan, load_plan
 from gnnplan.runtime.report import RunReport
 from gnnplan.runtime.train import trials as trials_module
 from gnnplan.runtime.train.job import Job
@@ -161,6 +161,25 @@ def test_other_ranks_on_trial_when_the_user_stops_are_tried_when_the_run_resumes
     assert report.losses == unswitched.losses[20:]
     assert report.plan_id == ids[1]
     assert not any("not tried again" in note for note in report.notes)
+
+
+def test_a_run_that_was_moved_with_its_plans_goes_on_under_them(
+    plans: list[Path], unswitched: RunReport, tmp_path: Path
+) -> None:
+    before, run = tmp_path / "before", tmp_path / "run"
+    own = [before / "plans" / plan.name for plan in plans]
+    for plan, copy in zip(plans, own, strict=True):
+        copy_plan(plan, copy)
+    write_trials(before, own)
+    first = train(own[0], before, max_steps=13, checkpoint_every_steps=1)
+    before.rename(run)
+    moved = [run / "plans" / plan.name for plan in plans]
+    report = train(moved[0], run, resume=True)
+    assert first.losses + report.losses == unswitched.losses
+    write_offer(run, RanksOffer(folder=str(own[1]), folder_before=str(own[0]), in_use=True))
+    assert read_offer(run) == RanksOffer(
+        folder=str(moved[1]), folder_before=str(moved[0]), in_use=True
+    )
 
 
 def test_a_new_launcher_is_told_what_the_run_keeps(
