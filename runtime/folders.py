@@ -27,6 +27,7 @@ import socket
 import sys
 import tempfile
 import time
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +114,24 @@ def _in_two_steps(made: Path, target: Path) -> Path:
     return earlier
 
 
+@contextlib.contextmanager
+def hold(folder: Path, *, patience_seconds: float = 0.0) -> Generator[bool]:
+    """Keep a folder to this process while the block runs; yield False where another one has it.
+
+    Another process has `patience_seconds` to end. Where the file system has no locks nothing is
+    kept, and True is yielded.
+    """
+    end = time.monotonic() + patience_seconds
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        while (ours := _lock(handle)) is False and time.monotonic() < end:
+            time.sleep(HOLD_POLL_SECONDS)
+        yield ours is not False
+    finally:
+        os.close(handle)
+
+
+HOLD_POLL_SECONDS = 0.1
 OWNER = "unfinished.json"
 """Name of the file in a folder that is being written."""
 STALE_SECONDS = 86_400.0

@@ -169,7 +169,8 @@ def print_trained(report: "RunReport", plan: Path, *, as_json: bool) -> None:
 
     place = f"report in {plan}" if (plan / REPORT_FILE).is_file() else f"run of plan {plan}"
     how = "emulated step, no GPU's," if report.emulated else "measured step"
-    console().print(f"{how} {seconds_text(report.step_seconds.median)}; {place}")
+    step = f"{how} {seconds_text(report.step_seconds.median)}"
+    console().print(f"{step if report.step_seconds.count else 'no step was left to take'}; {place}")
 
 
 @contextmanager
@@ -208,11 +209,12 @@ def train_here(
             graph, settings, machine=machine, out=out, planning=planning, progress=on_event,
             say=say, **asdict(options),
         )  # fmt: skip
-    from gnnplan.planner.queries.compare import compare
+    if report.step_seconds.count:  # none where a run went on that had taken its last step
+        from gnnplan.planner.queries.compare import compare
 
-    plan = load_plan(out)
-    for note in _add_factors(plan, report, compare(plan, report)).notes:
-        say(f"note: {note}")
+        plan = load_plan(out)
+        for note in _add_factors(plan, report, compare(plan, report)).notes:
+            say(f"note: {note}")
     return report
 
 

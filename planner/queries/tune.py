@@ -51,7 +51,13 @@ from gnnplan.planner.units import Progress, silent
 from gnnplan.runtime import codec
 from gnnplan.runtime.errors import GnnplanError, InputError
 from gnnplan.runtime.identity import check_identity
-from gnnplan.runtime.launch.config import Trials, check_alike, read_offer, read_trials
+from gnnplan.runtime.launch.config import (
+    PLANS_FOLDER,
+    Trials,
+    check_alike,
+    read_offer,
+    read_trials,
+)
 from gnnplan.runtime.plan.io import copy_plan, load_plan, refuse_foreign_folder, save_plan
 from gnnplan.runtime.plan.schema import Plan
 from gnnplan.runtime.report import (
@@ -378,8 +384,6 @@ TRIAL_SHARE = 0.1
 """Most of a training's steps in which plans are tried."""
 LONG_SECONDS = 600.0
 """Seconds of a training from which it tries plans unasked; a shorter one keeps its first answer."""
-PLANS_FOLDER = "plans"
-"""Folder, within a run's, of the plans that it tries."""
 
 
 def plan_trials(out: Path, epochs: int, *, least_seconds: float = 0.0) -> Trials | str:

@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 from gnnplan.planner.errors import SettingsError
 from gnnplan.planner.settings import check_values
-from gnnplan.runtime.launch.config import RanksOffer, Trials, check_alike, read_offer, write_offer
+from gnnplan.runtime import codec
+from gnnplan.runtime.launch.config import (
+    PLANS_FOLDER,
+    RanksOffer,
+    Trials,
+    check_alike,
+    read_offer,
+    write_offer,
+)
 from gnnplan.runtime.plan.io import load_plan
 from gnnplan.runtime.plan.schema import Interval, Plan
 from gnnplan.runtime.train.evaluation_room import check_eval_fanouts
@@ -228,7 +236,7 @@ def offer_ranks(out: Path, kept: dict[str, Any], epochs: int) -> str:
     for candidate, made in _on_other_ranks(plan, record, ratios, now):
         if not promises(made.plan, plan, now, left, measured=bool(ratios)):
             continue
-        place = (out / "run" / "plans" / OTHER_FOLDER).resolve()
+        place = (out / "run" / PLANS_FOLDER / OTHER_FOLDER).resolve()
         found = write_draft(made, place)
         check_alike([plan, found], any_ranks=True)
         write_offer(out / "run", RanksOffer(folder=str(place)))
@@ -316,7 +324,7 @@ def train_and_keep(
     from gnnplan.runtime.report import save_report
 
     def watch(event: dict[str, Any]) -> None:
-        if event.get("event") == "kept":
+        if event.get("event") == "kept" and not (event.get("again") and has_kept(out, event)):
             say(kept_line(keep_plan(out, event), int(event["step"])))
             if line := _offer_line(out, event, int(options["epochs"])):
                 say(line)
@@ -326,6 +334,17 @@ def train_and_keep(
     report = train(folder, run_folder=out / "run", trials=trials, progress=watch, **options)
     save_report(report, out)
     return report
+
+
+def has_kept(out: Path, kept: dict[str, Any]) -> bool:
+    """Tell whether a plan folder has the plan that its run keeps, and tune.json of it."""
+    from gnnplan.planner.queries.tune import TUNE_FILE
+
+    try:
+        tuned = codec.parse((out / TUNE_FILE).read_bytes())["plan_id"]
+    except (OSError, ValueError, LookupError, TypeError):
+        return False
+    return tuned == kept["plans"][int(kept["kept"])] == load_plan(out).plan_id
 
 
 def _offer_line(out: Path, kept: dict[str, Any], epochs: int) -> str:

@@ -349,7 +349,7 @@ def supervise(supervisor: Supervisor) -> None:
             codes = sorted(result.failures.items(), key=lambda item: item[1].timestamp)
             if supervisor.note(attempt, {rank: f.exitcode for rank, f in codes}):
                 agent._remaining_restarts = 0
-            if agent._remaining_restarts == 0:
+            if agent._remaining_restarts <= 0:
                 supervisor.leave()
         return result
 

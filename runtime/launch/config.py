@@ -4,7 +4,7 @@ The plan says *how* to train; this holds only what may differ between two runs o
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -134,6 +134,14 @@ class RunConfig:
 
 TRIALS_FILE = "trials.json"
 """File in a run's folder that says under which plans it trains."""
+PLANS_FOLDER = "plans"
+"""Folder, within a run's, of the plans that it tries."""
+
+
+def _placed(run_folder: Path, plan_folder: str) -> str:
+    """Return where a run's plan lies now: with the run, which may have been moved or copied."""
+    here = run_folder / PLANS_FOLDER / Path(plan_folder).name
+    return str(here if plan_folder and here.is_dir() else plan_folder)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -176,9 +184,10 @@ def read_trials(run_folder: Path) -> Trials | None:
     if not path.is_file():
         return None
     try:
-        return codec.decode(Trials, codec.parse(path.read_bytes()))
+        found = codec.decode(Trials, codec.parse(path.read_bytes()))
     except (OSError, ValueError) as error:
         raise InputError(f"{path}: not a list of trials ({error}); remove it") from None
+    return replace(found, plans=[_placed(run_folder, each) for each in found.plans])
 
 
 OFFER_FILE = "ranks.json"
@@ -207,9 +216,11 @@ def read_offer(run_folder: Path) -> RanksOffer | None:
     if not path.is_file():
         return None
     try:
-        return codec.decode(RanksOffer, codec.parse(path.read_bytes()))
+        found = codec.decode(RanksOffer, codec.parse(path.read_bytes()))
     except (OSError, ValueError) as error:
         raise InputError(f"{path}: not an offer of a plan ({error}); remove it") from None
+    folder, before = (_placed(run_folder, each) for each in (found.folder, found.folder_before))
+    return replace(found, folder=folder, folder_before=before)
 
 
 def write_offer(run_folder: Path, offer: RanksOffer) -> None:

@@ -10,7 +10,7 @@ never comes is so named, and hosts that differ stop with one line instead of han
 collective.
 
 torchrun orders hosts by their addresses. `place_ranks` numbers the ranks as the plan does, also
-after a restart.
+after a restart, and lets all hosts count restarts alike: ranks of different attempts never meet.
 """
 
 import json
@@ -145,18 +145,15 @@ def _line(error: Exception) -> str:
 
 
 def place_ranks(roll: Roll) -> None:
-    """Make torchrun's agent of this process give its ranks the plan's numbers."""
+    """Make torchrun's agent of this process give its ranks the plan's numbers, and one attempt."""
     from torch.distributed.elastic.agent.server.api import SimpleElasticAgent, Worker
 
     first, size = sum(roll.ranks_by_host[: roll.host]), sum(roll.ranks_by_host)
 
     def assign(agent: Any, store: Any, group_rank: int, num_groups: int, spec: Any) -> list[Any]:
-        del (
-            agent,
-            store,
-            group_rank,
-            num_groups,
-        )  # order of arrival and of addresses: not the plan's
+        del group_rank, num_groups  # order of arrival and of addresses: not the plan's
+        restarts = _agree_restarts(roll, store, spec.max_restarts - agent._remaining_restarts)
+        agent._remaining_restarts = spec.max_restarts - restarts
         return [
             Worker(
                 local_rank=place,
@@ -170,6 +167,17 @@ def place_ranks(roll: Roll) -> None:
 
     agents: Any = SimpleElasticAgent
     agents._assign_worker_ranks = assign
+
+
+def _agree_restarts(roll: Roll, store: Any, restarts: int) -> int:
+    """Return the restarts so far as the host that saw most of them counts; all hosts call it.
+
+    torchrun counts on each host those alone that the host's own ranks began. `store` is that of
+    the meeting before an attempt, the same for all hosts and for no other attempt.
+    """
+    keys = [_key("restarts", host) for host in range(len(roll.ranks_by_host))]
+    store.set(keys[roll.host], str(restarts))
+    return max(int(store.get(key)) for key in keys)
 
 
 WAIT_SECONDS = 300.0

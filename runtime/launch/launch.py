@@ -15,7 +15,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -33,7 +33,7 @@ from gnnplan.runtime.faults.failure import (
     failure_of,
     plan_on_trial,
 )
-from gnnplan.runtime.folders import sweep_segments
+from gnnplan.runtime.folders import hold, sweep_segments
 from gnnplan.runtime.identity import check_identity
 from gnnplan.runtime.launch.config import (
     OFFER_FILE,
@@ -96,6 +96,8 @@ def _event_of(line: str) -> dict[str, Any] | None:
 
 STOP_SECONDS = 10.0
 """Grace between asking a job to end and killing it."""
+END_PATIENCE_SECONDS = 1.5 * STOP_SECONDS
+"""Seconds in which an earlier training in a run's folder may still end."""
 
 
 def torchrun_command(arguments: list[str], run_path: Path, entry: list[str]) -> list[str]:
@@ -325,15 +327,16 @@ def _train_under(
     )
     check_eval_fanouts(config.eval_fanouts, plan.workload.num_layers)
     arguments = [*torchrun_arguments(plan, place), f"--max-restarts={max_restarts}"]
-    prepare_run(run_path, config, trials)
     variables = roll_environment(plan, place, config) | (environment or {})
     command = torchrun_command(
         arguments, run_path, ["-m", "gnnplan.runtime.worker", str(run_path / CONFIG_FILE)]
     )
-    with (run_path / LOG_FILE).open("ab") as log:
-        since = log.tell()
-        with run_ranks(command, plan, variables, output=log, early=early) as job:
-            follow_events(run_path / EVENTS_FILE, lambda: job.poll() is not None, progress)
+    with alone_in(run_path):
+        prepare_run(run_path, config, trials)
+        with (run_path / LOG_FILE).open("ab") as log:
+            since = log.tell()
+            with run_ranks(command, plan, variables, output=log, early=early) as job:
+                follow_events(run_path / EVENTS_FILE, lambda: job.poll() is not None, progress)
     if job.returncode != 0:
         raise failure_of(run_path, run_path / LOG_FILE, job.returncode, since=since)
     return load_report(run_path)
@@ -370,13 +373,30 @@ def check_startable(plan: Plan, place: Place, *, oversubscribe: bool = False) ->
         )
 
 
+@contextmanager
+def alone_in(run_path: Path) -> Generator[None]:
+    """Make a run's folder and keep it for one training: another would take away its files."""
+    _make_folder(run_path)
+    with hold(run_path, patience_seconds=END_PATIENCE_SECONDS) as ours:
+        if not ours:
+            raise InputError(
+                f"{run_path}: expected no other training in this folder, found one that runs; "
+                "wait for its end or end it, or train in another folder"
+            )
+        yield
+
+
+def _make_folder(run_path: Path) -> None:
+    if run_path.is_file():
+        raise InputError(f"{run_path}: expected a folder for the run, found a file")
+    run_path.mkdir(parents=True, exist_ok=True)
+
+
 def prepare_run(run_path: Path, config: RunConfig, trials: Trials | None = None) -> None:
     """Make a run's folder and files, without an earlier run's failures, checkpoints and trials."""
     if trials is not None:
         check_alike([load_plan(Path(each)) for each in trials.plans])
-    if run_path.is_file():
-        raise InputError(f"{run_path}: expected a folder for the run, found a file")
-    run_path.mkdir(parents=True, exist_ok=True)
+    _make_folder(run_path)
     clear_failures(run_path)
     if not config.resume:
         # Before anything starts: a rank that fails early must not be restarted from these.

@@ -15,6 +15,7 @@ it waits for gloo's thread, which waits for that lock, for ever.
 """
 
 import gc
+import importlib
 import json
 import os
 import runpy
@@ -35,7 +36,7 @@ from gnnplan.runtime import codec
 from gnnplan.runtime.device import flush_denormals, use_threads
 from gnnplan.runtime.errors import InputError
 from gnnplan.runtime.faults.failure import EndedRank, clear_failures, ended_ranks
-from gnnplan.runtime.faults.heartbeat import Heartbeat
+from gnnplan.runtime.faults.heartbeat import Heartbeat, attempt
 from gnnplan.runtime.identity import FORCE_VARIABLE
 from gnnplan.runtime.launch.config import RunConfig
 from gnnplan.runtime.launch.hosts import (
@@ -177,6 +178,21 @@ def groups_left_last() -> Iterator[None]:
     kept.clear()
 
 
+def meet_by_attempt() -> None:
+    """Let the script's ranks, when they start again, meet without earlier attempts' keys.
+
+    torchrun's store outlives them (torch 2.13), with the addresses of ranks that are gone: those
+    that start again would look for them there.
+    """
+    module: Any = importlib.import_module("torch.distributed.rendezvous")
+    open_store: Callable[..., Any] = module._create_c10d_store
+
+    def open_own(*arguments: Any, **options: Any) -> Any:
+        return dist.PrefixStore(f"attempt{attempt()}", open_store(*arguments, **options))
+
+    module._create_c10d_store = open_own
+
+
 def main(arguments: list[str]) -> None:
     """Run the script as `__main__`; its exit code is this process's."""
     die_with(os.getppid(), signal.SIGKILL)
@@ -189,6 +205,7 @@ def main(arguments: list[str]) -> None:
     script = arguments[0]
     sys.argv = list(arguments)
     sys.path[0] = str(Path(script).parent)  # as `python script.py` has it
+    meet_by_attempt()
     with groups_left_last():
         runpy.run_path(script, run_name="__main__")
     heartbeat.close()

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from gnnplan.runtime import codec
 from gnnplan.runtime.errors import PlanError
-from gnnplan.runtime.folders import free_name, make_beside, take_name
+from gnnplan.runtime.folders import flush, free_name, make_beside, take_name
 from gnnplan.runtime.npy import map_npy
 from gnnplan.runtime.plan.schema import SCHEMA_VERSION, ArrayRef, Plan
 
@@ -126,18 +126,27 @@ def _same_files(made: Path, folder: Path) -> bool:
 def copy_plan(source: Path, folder: Path) -> Plan:
     """Put a folder's plan into another folder, in place of its plan and beside all else there.
 
-    While arrays are exchanged the folder has no plan.json: it never holds a mixture.
+    All is copied before anything is exchanged: a full disk leaves the earlier plan. While files are
+    exchanged the folder has no plan.json: it never holds a mixture.
     """
     plan = load_plan(source)
     folder.mkdir(parents=True, exist_ok=True)
     if (folder / PLAN_FILE).is_file() and load_plan(folder).plan_id == plan.plan_id:
         return plan
-    (folder / PLAN_FILE).unlink(missing_ok=True)
-    for old in folder.glob("*.npy"):
-        old.unlink()
-    for name in {ref.file for ref in plan.arrays.values()}:
-        shutil.copyfile(source / name, folder / name)
-    codec.write_text_atomically(folder / PLAN_FILE, (source / PLAN_FILE).read_text())
+    names = [*{ref.file for ref in plan.arrays.values()}, PLAN_FILE]
+    staging = make_beside(folder / PLAN_FILE)
+    try:
+        for name in names:
+            shutil.copyfile(source / name, staging / name)
+        flush(staging)
+        (folder / PLAN_FILE).unlink(missing_ok=True)
+        for old in folder.glob("*.npy"):
+            old.unlink()
+        for name in names:
+            (staging / name).rename(folder / name)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+    codec.sync_folder(folder)
     return plan
 
 

@@ -147,6 +147,8 @@ class TrialRun:
             self._next_turn(job)
         elif kept != self.current:
             self._go_on_under(job, kept)
+        if kept is not None and attempt() == 0:  # the launcher that was told may have ended
+            self._tell_kept(job, again=True)
         self._note_use(job)
         self._warmup = max(self.trials.warmup, WARMUP_STEPS)
 
@@ -227,8 +229,8 @@ class TrialRun:
         self._mark(job, 0)
         if faster:
             self.state.kept = other
-        save(job)
         self._tell_kept(job)
+        save(job)
         if not faster:
             self._leave(job, kept)
 
@@ -284,17 +286,21 @@ class TrialRun:
             self._fail(job, best, why)
             self.state.kept = 0
             self._go_on_under(job, 0)
-        save(job)
         self._tell_kept(job)
+        save(job)
 
-    def _tell_kept(self, job: "Job") -> None:
-        """Emit what was measured of each plan, and the used plan's stages. Collective."""
+    def _tell_kept(self, job: "Job", *, again: bool = False) -> None:
+        """Emit what was measured of each plan, and the used plan's stages. Collective.
+
+        Call it before a checkpoint says what is kept: a run that goes on from that would not.
+        `again` tells it to a new launcher.
+        """
         meter, counted = job.loop.meter, self._num_counted
         samples = {name: meter.seconds(name)[-counted:] for name in meter.stages()}
         stages = typical_stages(job.loop.comm.all_gather_objects(samples))
         told = {name: value for name, value in self.plain().items() if name != "uses"}
         ids = [plan.plan_id for plan in self.plans]
-        job.events.emit("kept", step=job.steps, plans=ids, stages=stages, **told)
+        job.events.emit("kept", step=job.steps, plans=ids, stages=stages, again=again, **told)
 
     def _fastest(self) -> int:
         """Return the number of the plan with the least median step, the first of equal ones."""

@@ -162,6 +162,17 @@ def test_a_fresh_run_sets_an_earlier_runs_checkpoints_aside(
     assert resumed.losses == undisturbed.losses[2:]
 
 
+def test_ranks_that_start_again_take_no_more_steps_than_the_run_may(
+    plan: Path, undisturbed: RunReport, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train(plan, tmp_path, max_steps=4)
+    with monkeypatch.context() as patch:
+        patch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+        report = train(plan, tmp_path, max_steps=9)
+    assert (report.first_step, report.losses) == (4, undisturbed.losses[4:9])
+    assert train(plan, tmp_path, max_steps=3, resume=True).losses == undisturbed.losses[9:12]
+
+
 @pytest.mark.parametrize("jump", ["past", "future"])
 def test_a_clock_jump_changes_nothing(
     plan: Path, undisturbed: RunReport, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jump: str

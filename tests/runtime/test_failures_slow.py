@@ -148,6 +148,25 @@ def test_a_slow_link_is_slow_and_nothing_else(
 
 
 @needs_root
+def test_a_rank_that_is_killed_while_the_other_host_is_well_is_started_again_with_it(
+    on_two_hosts: Path, undisturbed: RunReport, tmp_path: Path
+) -> None:
+    """Host 0 is within a step of its own all the while, and sees no rank of its own end."""
+    plan = shutil.copytree(on_two_hosts, tmp_path / "plan")
+    options = OPTIONS | {"max_restarts": 1, "hang_seconds": 60.0}
+    with Hosts(["a", "b"]) as hosts:
+        faults = ("0:9:hang:once", "1:9:kill:once")
+        launchers = [
+            start(hosts, number, plan, fault=fault, **options)
+            for number, fault in enumerate(faults)
+        ]
+        assert finish(launchers) == [(0, ""), (0, "")]
+    report = load_report(plan)
+    assert report.first_step == last_saved(8) == 7
+    assert report.losses == undisturbed.losses[7:]
+
+
+@needs_root
 def test_a_link_that_goes_down_ends_the_job_by_name_and_resuming_goes_on(
     on_two_hosts: Path, undisturbed: RunReport, tmp_path: Path
 ) -> None:

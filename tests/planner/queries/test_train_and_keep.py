@@ -40,7 +40,7 @@ from gnnplan.runtime.launch.config import TRIALS_FILE, Trials, check_alike, read
 from gnnplan.runtime.launch.launch import train
 from gnnplan.runtime.plan.io import load_plan
 from gnnplan.runtime.plan.schema import Plan
-from gnnplan.runtime.report import load_report
+from gnnplan.runtime.report import RunReport, load_report, measured_steps
 from tests.planner.queries.test_tune import (
     SETTINGS,
     Pretended,
@@ -175,6 +175,27 @@ def test_the_plan_that_a_run_keeps_takes_the_folder_and_the_run_stays(folder: Pa
     line = kept_line(found, 155)
     assert line.startswith(f"after 155 steps: kept {found.kept}, measured 20 ms per step")
     assert line.endswith(f"the first answer took 30 ms: {found.model_choice}")
+
+
+def test_a_run_that_goes_on_leaves_the_plan_that_an_ended_launcher_did_not(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else its report would be of another plan than its folder's."""
+    made, said = written(folder), list[str]()
+    ids = [load_plan(Path(each)).plan_id for each in made.plans]
+
+    def resumed(*_: Any, progress: Any, **__: Any) -> RunReport:
+        for _ in range(2):
+            progress(event(made, 1, plans=ids, again=True))
+        return run_of(load_plan(Path(made.plans[1])), 0.020)
+
+    monkeypatch.setattr("gnnplan.runtime.launch.launch.train", resumed)
+    report = tuned.train_and_keep(
+        folder, None, progress=lambda _: None, say=said.append, epochs=ENOUGH
+    )
+    assert load_plan(folder).plan_id == ids[1] == report.plan_id
+    assert json.loads((folder / TUNE_FILE).read_text())["plan_id"] == ids[1]
+    assert [line[:21] for line in said] == ["after 155 steps: kept"]
 
 
 def check_marked(plan: Plan) -> None:
@@ -312,6 +333,21 @@ def test_flags_that_do_not_fit_get_one_line_and_code_2(
     assert main([names.get(each, each) for each in arguments]) == 2
     assert words in " ".join(capsys.readouterr().err.split())
     assert contents(folder) == before
+
+
+def test_a_run_that_goes_on_behind_its_last_step_ends_well(
+    folder: Path,
+    small_graph: Graph,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Killed in its last evaluation, it has that alone to do, and nothing to compare."""
+    made = run_of(load_plan(folder), 0.020)
+    report = replace(made, step_seconds=measured_steps([]), step_samples=[], losses=[])
+    monkeypatch.setattr("gnnplan.planner.cli.training.train_dataset", lambda *_, **__: report)
+    words = ["train", str(small_graph.path), "-o", str(folder), "--resume"]
+    assert main(words) == 0, capsys.readouterr().err
+    assert "no step was left to take; " in capsys.readouterr().out
 
 
 @pytest.mark.slow

@@ -14,10 +14,12 @@ import pytest
 
 from gnnplan.runtime import worker
 from gnnplan.runtime.errors import GnnplanError, InputError, PlanError, WorkerFailed
+from gnnplan.runtime.folders import hold
 from gnnplan.runtime.graph.dataset import Graph
 from gnnplan.runtime.launch import launch
 from gnnplan.runtime.launch.config import RunConfig
 from gnnplan.runtime.report import RunReport
+from gnnplan.runtime.train.recovery import list_checkpoints, save_checkpoint
 from tests.support.plans import make_plan
 from tests.support.ranks import train_on_ranks
 
@@ -183,6 +185,24 @@ def test_no_process_outlives_an_interrupted_or_killed_launcher(
         output = launcher.stdout.read()
     assert (b"interrupted" in output) == (how == signal.SIGINT)
     assert within(10, lambda: processes_of(tmp_path) == [])
+
+
+def test_a_second_training_in_a_runs_folder_is_refused(
+    small_graph: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would set the checkpoints of the first aside, which then resumes from the second's."""
+    monkeypatch.setattr(launch, "END_PATIENCE_SECONDS", 0.3)
+    make_plan(small_graph, tmp_path / "plan")
+    run = tmp_path / "plan" / "run"
+    save_checkpoint(run / "checkpoints", 7, {"steps": 7}, keep=1)
+    before = list_checkpoints(run / "checkpoints")
+    with hold(run) as ours:
+        assert ours
+        with pytest.raises(InputError, match="expected no other training in this folder, found"):
+            launch.train(tmp_path / "plan")
+    assert list_checkpoints(run / "checkpoints") == before
+    with hold(run) as ours:
+        assert ours
 
 
 def test_more_ranks_than_cores_are_refused(small_graph: Graph, tmp_path: Path) -> None:

@@ -4,7 +4,10 @@ import json
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,7 +19,13 @@ from gnnplan.runtime.errors import InputError
 from gnnplan.runtime.graph.dataset import Graph
 from gnnplan.runtime.launch import launch
 from gnnplan.runtime.launch.config import RunConfig
-from gnnplan.runtime.launch.hosts import Place, own_devices, torchrun_arguments
+from gnnplan.runtime.launch.hosts import (
+    Place,
+    Roll,
+    own_devices,
+    place_ranks,
+    torchrun_arguments,
+)
 from gnnplan.runtime.plan.io import load_plan
 from gnnplan.runtime.report import RunReport, load_report
 from tests.hosts import Hosts, needs_root
@@ -42,13 +51,16 @@ except GnnplanError as error:
 """
 
 
-def start(hosts: Hosts, node_rank: int, folder: Path, **options: Any) -> "subprocess.Popen[str]":
-    """Launch host `node_rank` of the job: the hosts in the order of their names."""
+def start(
+    hosts: Hosts, node_rank: int, folder: Path, *, fault: str = "", **options: Any
+) -> "subprocess.Popen[str]":
+    """Launch host `node_rank` of the job, with a fault: the hosts in the order of their names."""
     names = sorted(hosts.names)
     arguments = [str(node_rank), f"{hosts.address(names[0])}:29400", json.dumps(options)]
     return hosts.start(
         names[node_rank], [sys.executable, "-c", LAUNCH, str(folder), *arguments],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env={"GNNPLAN_TEST_FAULT": fault} if fault else {},
     )  # fmt: skip
 
 
@@ -163,3 +175,35 @@ def test_a_place_that_is_not_the_plans_is_refused(small_graph: Graph, tmp_path: 
     make_plan(small_graph, tmp_path / "mixed", ranks=3, hosts=[0, 1, 0])
     with pytest.raises(InputError, match=r"in the order of their hosts, found \[0, 1, 0\]"):
         own_devices(load_plan(tmp_path / "mixed"), Place())
+
+
+def test_hosts_start_the_same_attempt_whoever_saw_the_failure(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """torchrun counts a restart on the host whose rank failed; the other only joins it again."""
+    from torch.distributed import HashStore
+    from torch.distributed.elastic.agent.server.api import SimpleElasticAgent
+
+    hosts, agent_class = [1, 2], SimpleElasticAgent
+    assigned: list[Any] = []
+    for host in range(len(hosts)):
+        roll = Roll(
+            endpoint="a:1", host=host, ranks_by_host=hosts, plan_id="p", options="",
+            wait_seconds=1.0,
+        )  # fmt: skip
+        with monkeypatch.context() as patch:
+            patch.setattr(agent_class, "_assign_worker_ranks", None)
+            place_ranks(roll)
+            assigned.append(agent_class.__dict__["_assign_worker_ranks"])
+    store = HashStore()
+    store.set_timeout(timedelta(seconds=30))
+    agents = [SimpleNamespace(_remaining_restarts=left) for left in (3, 2)]
+
+    def assign(host: int) -> list[int]:
+        spec = SimpleNamespace(max_restarts=3, local_world_size=hosts[host])
+        workers = assigned[host](agents[host], store, 1 - host, 2, spec)
+        return [worker.global_rank for worker in workers]
+
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(assign, range(2))) == [[0], [1, 2]]
+    assert [agent._remaining_restarts for agent in agents] == [2, 2]

@@ -89,6 +89,36 @@ def test_a_script_finds_its_plan_and_arguments_and_its_exit_code_is_told(
     assert within(10, lambda: processes_of(tmp_path) == [])
 
 
+KILLED_ONCE = """
+import os, signal
+import torch
+import torch.distributed as dist
+
+rank, attempt = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+dist.init_process_group("gloo")
+found = torch.ones(1)
+dist.all_reduce(found)
+if (rank, attempt) == (1, 0):
+    os.kill(os.getpid(), signal.SIGKILL)
+dist.all_reduce(found)
+open(f"{rank}-{attempt}", "w").write(str(found.item()))
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.distributed
+def test_ranks_of_a_script_that_start_again_find_each_other(
+    small_graph: Graph, tmp_path: Path
+) -> None:
+    """torchrun's store still has the addresses of the ranks before."""
+    make_plan(small_graph, tmp_path / "plan", ranks=2)
+    (tmp_path / "script.py").write_text(KILLED_ONCE)
+    done = launch(tmp_path, "--max-restarts", "1", "plan", "script.py")
+    assert done.returncode == 0, done.stderr
+    for rank in range(2):
+        assert (tmp_path / f"{rank}-1").read_text() == "4.0"
+
+
 @pytest.mark.slow
 @pytest.mark.distributed
 def test_the_exit_code_is_that_of_the_rank_that_was_killed_and_the_others_end(

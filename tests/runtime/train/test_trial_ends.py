@@ -10,8 +10,10 @@ from gnnplan.runtime import worker
 from gnnplan.runtime.faults.failure import TRIAL_MARK
 from gnnplan.runtime.launch import launch
 from gnnplan.runtime.launch.config import RanksOffer, RunConfig, Trials, read_offer, write_offer
-from gnnplan.runtime.plan.io import load_plan
+from gnnplan.runtime.plan.io import copy_plan, load_plan
 from gnnplan.runtime.report import RunReport
+from gnnplan.runtime.train import trials as trials_module
+from gnnplan.runtime.train.job import Job
 from tests.runtime.train.test_trials import (
     STEPS,
     TURNS,
@@ -25,6 +27,7 @@ from tests.runtime.train.test_trials import (
     train,
     try_two_ranks,
     unswitched,
+    write_trials,
 )
 
 __all__ = ["on_one_rank", "one_and_two", "plans", "unswitched"]
@@ -158,6 +161,58 @@ def test_other_ranks_on_trial_when_the_user_stops_are_tried_when_the_run_resumes
     assert report.losses == unswitched.losses[20:]
     assert report.plan_id == ids[1]
     assert not any("not tried again" in note for note in report.notes)
+
+
+def test_a_run_that_was_moved_with_its_plans_goes_on_under_them(
+    plans: list[Path], unswitched: RunReport, tmp_path: Path
+) -> None:
+    before, run = tmp_path / "before", tmp_path / "run"
+    own = [before / "plans" / plan.name for plan in plans]
+    for plan, copy in zip(plans, own, strict=True):
+        copy_plan(plan, copy)
+    write_trials(before, own)
+    first = train(own[0], before, max_steps=13, checkpoint_every_steps=1)
+    before.rename(run)
+    moved = [run / "plans" / plan.name for plan in plans]
+    report = train(moved[0], run, resume=True)
+    assert first.losses + report.losses == unswitched.losses
+    write_offer(run, RanksOffer(folder=str(own[1]), folder_before=str(own[0]), in_use=True))
+    assert read_offer(run) == RanksOffer(
+        folder=str(moved[1]), folder_before=str(moved[0]), in_use=True
+    )
+
+
+def test_a_new_launcher_is_told_what_the_run_keeps(
+    plans: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first one may have ended before the plan was in its folder; one that lives knows."""
+    run = tmp_path / "run"
+    write_trials(run, plans)
+    train(plans[0], run, max_steps=33, checkpoint_every_steps=1)
+    train(plans[0], run, resume=True)
+    first, again = events(run, "kept")
+    assert (first["again"], again["again"]) == (False, True)
+    for name in ("kept", "plans", "seconds", "failed"):
+        assert again[name] == first[name]
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    train(plans[0], run, resume=True, epochs=9)
+    assert len(events(run, "kept")) == 2
+
+
+def test_what_a_run_keeps_is_told_before_a_checkpoint_says_so(
+    plans: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, told, save = tmp_path / "run", list[int](), trials_module.save
+
+    def count_and_save(job: Job) -> None:
+        if job.trials is not None and job.trials.state.kept is not None:
+            told.append(len(events(run, "kept")))
+        save(job)
+
+    monkeypatch.setattr(trials_module, "save", count_and_save)
+    write_trials(run, plans)
+    train(plans[0], run, max_steps=28)
+    assert told == [1]
 
 
 @pytest.mark.slow

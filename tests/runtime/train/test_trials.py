@@ -1,6 +1,7 @@
 """Trials: a run changes its plan between steps, trains the same, and goes back where that fails."""
 
 import json
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -337,6 +338,28 @@ def test_a_copied_plan_leaves_what_lies_beside_it(plans: list[Path], tmp_path: P
     assert (out / "run" / "events.jsonl").read_text() == "mine"
     files = {path.name for path in out.iterdir()} - {"run"}
     assert files == {"plan.json", *(ref.file for ref in second.arrays.values())}
+
+
+def test_a_plan_that_finds_no_room_leaves_the_earlier_one(
+    plans: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the run in that folder could not be resumed."""
+    out, copied, copy = tmp_path / "out", list[str](), shutil.copyfile
+    first = copy_plan(plans[1], out)
+    before = {path.name for path in out.iterdir()}
+
+    def full_at_last(source: Path, target: Path) -> None:
+        copied.append(source.name)
+        if source.name == "plan.json":
+            raise OSError(28, "No space left on device")
+        copy(source, target)
+
+    monkeypatch.setattr(shutil, "copyfile", full_at_last)
+    with pytest.raises(OSError, match="No space left"):
+        copy_plan(plans[2], out)
+    assert len(copied) > 1
+    assert load_plan(out, verify_arrays=True) == first
+    assert {path.name for path in out.iterdir()} == before
 
 
 @pytest.fixture(scope="module")
