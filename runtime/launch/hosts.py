@@ -9,8 +9,8 @@ where every host writes its plan, options and number of ranks and waits for the 
 never comes is so named, and hosts that differ stop with one line instead of hanging in a
 collective.
 
-torchrun orders hosts by their addresses. `place_ranks` numbers the ranks as the plan does, also
-after a restart.
+torchrun orders hosts by their addresses, and each counts restarts by itself. `place_ranks` numbers
+the ranks as the plan does, also after a restart, and makes all hosts count alike.
 """
 
 import json
@@ -145,18 +145,19 @@ def _line(error: Exception) -> str:
 
 
 def place_ranks(roll: Roll) -> None:
-    """Make torchrun's agent of this process give its ranks the plan's numbers."""
+    """Make torchrun's agent of this process number ranks as the plan does, and agree on restarts.
+
+    By the number of restarts ranks look for each other, and go on from a checkpoint. An agent by
+    itself counts none that another host's rank was the reason for.
+    """
     from torch.distributed.elastic.agent.server.api import SimpleElasticAgent, Worker
 
     first, size = sum(roll.ranks_by_host[: roll.host]), sum(roll.ranks_by_host)
 
     def assign(agent: Any, store: Any, group_rank: int, num_groups: int, spec: Any) -> list[Any]:
-        del (
-            agent,
-            store,
-            group_rank,
-            num_groups,
-        )  # order of arrival and of addresses: not the plan's
+        del group_rank, num_groups  # order of arrival and of addresses: not the plan's
+        restarts = agree_max(store, roll, spec.max_restarts - agent._remaining_restarts)
+        agent._remaining_restarts = spec.max_restarts - restarts
         return [
             Worker(
                 local_rank=place,
@@ -170,6 +171,13 @@ def place_ranks(roll: Roll) -> None:
 
     agents: Any = SimpleElasticAgent
     agents._assign_worker_ranks = assign
+
+
+def agree_max(store: Any, roll: Roll, value: int) -> int:
+    """Return the largest of all hosts' values; every host calls it, once with each store."""
+    store.set(_key("value", roll.host), str(value))
+    hosts = range(len(roll.ranks_by_host))
+    return max(int(store.get(_key("value", host))) for host in hosts)
 
 
 WAIT_SECONDS = 300.0

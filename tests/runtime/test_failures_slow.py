@@ -148,6 +148,25 @@ def test_a_slow_link_is_slow_and_nothing_else(
 
 
 @needs_root
+def test_ranks_of_all_hosts_start_again_where_one_is_killed_and_another_computes(
+    on_two_hosts: Path, undisturbed: RunReport, tmp_path: Path
+) -> None:
+    """Rank 0 sleeps in its forward pass, so that its own host sees no rank end."""
+    plan = shutil.copytree(on_two_hosts, tmp_path / "plan")
+    options = OPTIONS | {"max_restarts": 1, "hang_seconds": 60.0, "collective_seconds": 30.0}
+    with Hosts(["a", "b"]) as hosts:
+        launchers = [
+            start(hosts, number, plan, environment={"GNNPLAN_TEST_FAULT": fault}, **options)
+            for number, fault in enumerate(("0:9:hang:once", "1:9:kill:once"))
+        ]
+        assert finish(launchers) == [(0, ""), (0, "")]
+    report = load_report(plan)
+    assert report.first_step == last_saved(8) == 7
+    assert report.losses == undisturbed.losses[7:]
+    assert report.notes[0].startswith("restart 1: ")
+
+
+@needs_root
 def test_a_link_that_goes_down_ends_the_job_by_name_and_resuming_goes_on(
     on_two_hosts: Path, undisturbed: RunReport, tmp_path: Path
 ) -> None:

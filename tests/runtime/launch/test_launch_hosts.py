@@ -4,11 +4,16 @@ import json
 import shutil
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from torch._C._distributed_c10d import HashStore
+from torch.distributed.elastic.agent.server.api import SimpleElasticAgent
 
 from gnnplan.runtime import worker
 from gnnplan.runtime.comm.route import split_endpoint
@@ -16,7 +21,13 @@ from gnnplan.runtime.errors import InputError
 from gnnplan.runtime.graph.dataset import Graph
 from gnnplan.runtime.launch import launch
 from gnnplan.runtime.launch.config import RunConfig
-from gnnplan.runtime.launch.hosts import Place, own_devices, torchrun_arguments
+from gnnplan.runtime.launch.hosts import (
+    Place,
+    Roll,
+    own_devices,
+    place_ranks,
+    torchrun_arguments,
+)
 from gnnplan.runtime.plan.io import load_plan
 from gnnplan.runtime.report import RunReport, load_report
 from tests.hosts import Hosts, needs_root
@@ -144,6 +155,30 @@ def test_hosts_with_different_options_stop_with_one_line(
         for code, line in finish(launchers):
             assert code == 1
             assert "expected the same options on every host, found on host" in line
+
+
+def test_hosts_count_the_restarts_of_the_one_that_had_the_most(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Host 1 restarts for the ranks of host 0, which torchrun does not count there."""
+    monkeypatch.setattr(SimpleElasticAgent, "_assign_worker_ranks", None)
+    store, spec = HashStore(), SimpleNamespace(local_world_size=2, max_restarts=3)
+    agents = [SimpleNamespace(_remaining_restarts=left) for left in (1, 3)]
+
+    def assign(host: int) -> list[int]:
+        roll = Roll(
+            endpoint="a:1", host=host, ranks_by_host=[2, 2], plan_id="", options="",
+            wait_seconds=1.0,
+        )  # fmt: skip
+        with lock:  # torchrun's hosts are processes, each with a class of its own
+            place_ranks(roll)
+            own: Any = SimpleElasticAgent._assign_worker_ranks
+        return [each.global_rank for each in own(agents[host], store, 1 - host, 2, spec)]
+
+    lock = threading.Lock()
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(assign, (0, 1))) == [[0, 1], [2, 3]]
+    assert [agent._remaining_restarts for agent in agents] == [1, 1]
 
 
 def test_a_place_that_is_not_the_plans_is_refused(small_graph: Graph, tmp_path: Path) -> None:
