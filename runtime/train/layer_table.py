@@ -20,6 +20,9 @@ from torch import Tensor
 from gnnplan.runtime.comm.collectives import Communicator
 from gnnplan.runtime.features.gather import gather_rows
 
+SENT_BYTES = 64 << 20
+"""Most bytes of rows that cross between hosts at once: a GPU has no more room for sure."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TableRoom:
@@ -78,9 +81,12 @@ class LayerTable:
         if self._shared:
             comm.barrier()
             return
+        most = max(1, SENT_BYTES // (4 * self.rows.shape[1]))
         for source, rows in enumerate(parts):
-            part = torch.from_numpy(self.rows[rows]).to(comm.device)
-            self.rows[rows] = comm.broadcast(part, source).cpu().numpy()
+            for first in range(0, rows.shape[0], most):
+                some = rows[first : first + most]
+                part = torch.from_numpy(self.rows[some]).to(comm.device)
+                self.rows[some] = comm.broadcast(part, source).cpu().numpy()
 
     def close(self) -> None:
         """Wait until no rank reads the rows any more, then give them back."""
