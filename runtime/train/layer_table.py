@@ -19,6 +19,7 @@ from torch import Tensor
 
 from gnnplan.runtime.comm.collectives import Communicator
 from gnnplan.runtime.features.gather import gather_rows
+from gnnplan.runtime.folders import boot_id
 
 SENT_BYTES = 64 << 20
 """Most bytes of rows that cross between hosts at once: a GPU has no more room for sure."""
@@ -58,7 +59,8 @@ class LayerTable:
         if comm is None or comm.size == 1:
             self.rows = _own_rows(shape, folder, most_bytes)
             return
-        self._shared = len(set(comm.all_gather_objects(socket.gethostname()))) == 1
+        here = socket.gethostname(), boot_id()  # hosts may bear one name, and containers one kernel
+        self._shared = len(set(comm.all_gather_objects(here))) == 1
         if self._shared:
             self.rows = _shared_rows(shape, comm, folder)
         else:

@@ -46,3 +46,11 @@ def test_rows_cross_between_hosts_in_pieces(monkeypatch):
     for sent, rows in run_in_process(2, exchange):
         assert sent == [7] * 8 + [4] + [7] * 5 + [5]
         np.testing.assert_array_equal(rows, np.repeat(np.arange(100), 8).reshape(-1, 8))
+
+
+def test_hosts_of_one_name_share_no_file(monkeypatch):
+    boots = itertools.count()
+    monkeypatch.setattr(layer_table.socket, "gethostname", lambda: "localhost")
+    monkeypatch.setattr(layer_table, "boot_id", lambda: f"boot {next(boots)}")
+    tables = run_in_process(2, lambda comm: LayerTable(100, 8, comm, None))
+    assert not any(isinstance(each.rows, np.memmap) for each in tables)
