@@ -205,10 +205,11 @@ def _make(target: Path) -> tuple[Path, int]:
 
 
 def _self() -> dict[str, object]:
-    return {"host": socket.gethostname(), "boot": _boot(), "process": os.getpid()}
+    return {"host": socket.gethostname(), "boot": boot_id(), "process": os.getpid()}
 
 
-def _boot() -> str:
+def boot_id() -> str:
+    """Return what tells this start of this host's kernel from all others; empty where unknown."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -223,7 +224,7 @@ def _is_dead(owner: Path, handle: int) -> bool:
         said = None
     if not isinstance(said, dict):
         return False
-    if said.get("boot") != _boot() or not _boot():
+    if said.get("boot") != boot_id() or not boot_id():
         fresh = time.time() - owner.stat().st_mtime < STALE_SECONDS
         if said.get("host") != socket.gethostname() or fresh:
             return False

@@ -35,14 +35,21 @@ class BulkSampleStage(AbstractStage):
 
     Bulks of k steps begin at steps 0, k, 2k, ... and end with their epoch. `in_flight` batches may
     be in use when the next one is asked for: the last ones of a stack get arrays of their own,
-    which do not keep the whole stack alive.
+    which do not keep the whole stack alive. `grid` are the ranks that draw together, if any.
     """
 
     name = Stage.SAMPLE
     ordered = True
 
-    def __init__(self, draw: Draw, num_steps: int, bulk_batches: int, in_flight: int) -> None:
-        self._draw, self._num_steps = draw, num_steps
+    def __init__(
+        self,
+        draw: Draw,
+        num_steps: int,
+        bulk_batches: int,
+        in_flight: int,
+        grid: ProcessGrid | None = None,
+    ) -> None:
+        self._draw, self._num_steps, self._grid = draw, num_steps, grid
         self._bulk_batches, self._in_flight = bulk_batches, in_flight
         self._stacks: Iterator[list[MiniBatch]] = iter(())
         self._ready: deque[MiniBatch] = deque()
@@ -70,6 +77,11 @@ class BulkSampleStage(AbstractStage):
         self._ready.extend(stack[:shared])
         self._ready.extend(self.own(batch) for batch in stack[shared:])
         stack.clear()  # whoever made the list may hold it until the next one
+
+    def close(self) -> None:
+        """Give back the process groups of the grid; nothing is drawn any more."""
+        if self._grid is not None:
+            self._grid.close()
 
     def own(self, batch: MiniBatch) -> MiniBatch:
         """Return the batch without views of its stack."""
@@ -143,7 +155,7 @@ def grid_stage(
         return made.stacks(row_requests(schedule, epoch, steps, grid.ranks_of_row()))
 
     k = plan.strategy.bulk_batches
-    return BulkSampleStage(draw, schedule.num_steps, k, in_flight)
+    return BulkSampleStage(draw, schedule.num_steps, k, in_flight, grid)
 
 
 def open_shard(plan: Plan, graph: Graph, comm: Communicator | None) -> tuple[ProcessGrid, Shard]:

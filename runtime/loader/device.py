@@ -380,7 +380,8 @@ class DeviceBulkStage(BulkSampleStage):
             for stack in stacked.stacks(row_requests(schedule, epoch, steps, ranks)):
                 yield [DeviceMiniBatch(batch) for batch in stack]
 
-        super().__init__(draw, schedule.num_steps, plan.strategy.bulk_batches, in_flight)
+        k = plan.strategy.bulk_batches
+        super().__init__(draw, schedule.num_steps, k, in_flight, grid)
 
     def submit(self, batch: MiniBatch, index: int) -> MiniBatch:
         """Return the sampled batch of the batch's epoch and step."""

@@ -19,7 +19,7 @@ from gnnplan.runtime.features.device_store import DeviceFeatureStore
 from gnnplan.runtime.features.store import TypedFeatureStore, open_store
 from gnnplan.runtime.features.tier import AbstractFeatureStore
 from gnnplan.runtime.graph.dataset import Graph, is_typed
-from gnnplan.runtime.loader.bulk import bulk_stage, grid_stage, refuse_bulk
+from gnnplan.runtime.loader.bulk import BulkSampleStage, bulk_stage, grid_stage, refuse_bulk
 from gnnplan.runtime.loader.cooperative import (
     Cooperation,
     CooperativeGatherStage,
@@ -124,6 +124,7 @@ class LoaderParts:
             self._open_store(comm) if lender is None else lender.store
         )
         self._drawing: DeviceSampleStage | None = None
+        self._bulk: BulkSampleStage | None = None
         self._ordered: tuple[Communicator, CollectiveOrder] | None = None
 
     def close(self) -> None:
@@ -131,6 +132,8 @@ class LoaderParts:
         self._end_order()
         if not self._lent:
             self.store.close()
+        if self._bulk is not None:
+            self._bulk.close()
         if self.cooperation is not None:
             self.cooperation.close()
 
@@ -307,13 +310,14 @@ class LoaderParts:
         in_parts = strategy.topology.policy == "partitioned"
         if drawing := self._draw_on_device(schedule):
             if strategy.bulk_batches > 1 or in_parts:
-                return DeviceBulkStage(drawing, self.plan, schedule, in_flight)
-            return drawing
+                self._bulk = DeviceBulkStage(drawing, self.plan, schedule, in_flight)
+            return self._bulk or drawing
         if in_parts:
-            return grid_stage(
+            self._bulk = grid_stage(
                 self.plan, self.graph, schedule, self._comm, edge_ids=not self._as_blocks,
                 in_flight=in_flight,
             )  # fmt: skip
+            return self._bulk
         sampler = self.sampler(strategy.sampler)
         if strategy.bulk_batches == 1:
             return SampleStage(sampler)

@@ -102,8 +102,8 @@ class SeedSchedule:
         return first, start + count * (rank + 1) // self.num_ranks, count
 
     def largest_share(self) -> int:
-        """Return the most seeds of a batch of this rank."""
-        return self.share(0, 0)[0].size
+        """Return the most seeds of a batch of this rank: of a whole one, or of the epoch's last."""
+        return max(self.share(0, step)[0].size for step in {0, self.num_steps - 1})
 
     def _check(self) -> None:
         if self.train_idx.ndim != 1 or len(self.train_idx) == 0:
@@ -168,10 +168,10 @@ class ShardSchedule(SeedSchedule):
         return self.train_idx[mine], mine, count
 
     def largest_share(self) -> int:
-        """Return a bound of the seeds of a batch of this rank, which vary by one or two."""
-        mine = int(np.count_nonzero(self._part == self.rank))
-        whole = min(self.batch_size, len(self.train_idx))
-        return min(mine, -(-whole * mine // len(self.train_idx)) + 1)
+        """Return the most seeds of a batch of this rank: parts come alike in every epoch."""
+        mine = self._part[self.order(0)] == self.rank
+        steps = np.arange(0, mine.size, self.batch_size)
+        return int(np.add.reduceat(mine, steps, dtype=np.int64).max())
 
     def _make_order(self, epoch: int) -> NDArray[np.int64]:
         order = super()._make_order(epoch)

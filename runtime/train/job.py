@@ -43,7 +43,7 @@ from gnnplan.runtime.stages import Stage
 from gnnplan.runtime.train.evaluate import evaluate, evaluate_links
 from gnnplan.runtime.train.evaluation_room import choose_fanouts, evaluation_room
 from gnnplan.runtime.train.fullgraph import FullGraphEpochs
-from gnnplan.runtime.train.minibatch import TrainLoop
+from gnnplan.runtime.train.minibatch import TrainLoop, lend_buffers
 from gnnplan.runtime.train.recovery import Mark, save
 from gnnplan.runtime.train.trials import TrialRun
 
@@ -319,19 +319,21 @@ class Job:
             return None, 0
         fanouts = choose_fanouts(self.plan, self.config.eval_fanouts)
         room = evaluation_room(self.plan, self.loop.comm.rank, fanouts)
-        score = (evaluate_links if self.plan.graph.task == "link" else evaluate)(
-            self.loop.model,
-            self.loader.graph,
-            self.loader.store,
-            ids,
-            workload=self.plan.workload,
-            fanouts=fanouts,
-            comm=self.loop.comm,
-            chunk_bytes=room.chunk_bytes,
-            table_bytes=room.table_bytes,
-            device_table_bytes=room.device_table_bytes,
-            where=where,
-        )
+        run = evaluate_links if self.plan.graph.task == "link" else evaluate
+        with lend_buffers(self.loop.model, self.loop.comm):
+            score = run(
+                self.loop.model,
+                self.loader.graph,
+                self.loader.store,
+                ids,
+                workload=self.plan.workload,
+                fanouts=fanouts,
+                comm=self.loop.comm,
+                chunk_bytes=room.chunk_bytes,
+                table_bytes=room.table_bytes,
+                device_table_bytes=room.device_table_bytes,
+                where=where,
+            )
         if not self.has_cut_pieces:
             self._say_cut_pieces(score.note)
         return score.value, score.count

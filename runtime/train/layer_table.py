@@ -19,6 +19,10 @@ from torch import Tensor
 
 from gnnplan.runtime.comm.collectives import Communicator
 from gnnplan.runtime.features.gather import gather_rows
+from gnnplan.runtime.folders import boot_id
+
+SENT_BYTES = 64 << 20
+"""Most bytes of rows that cross between hosts at once: a GPU has no more room for sure."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,7 +59,8 @@ class LayerTable:
         if comm is None or comm.size == 1:
             self.rows = _own_rows(shape, folder, most_bytes)
             return
-        self._shared = len(set(comm.all_gather_objects(socket.gethostname()))) == 1
+        here = socket.gethostname(), boot_id()  # hosts may bear one name, and containers one kernel
+        self._shared = len(set(comm.all_gather_objects(here))) == 1
         if self._shared:
             self.rows = _shared_rows(shape, comm, folder)
         else:
@@ -78,9 +83,12 @@ class LayerTable:
         if self._shared:
             comm.barrier()
             return
+        most = max(1, SENT_BYTES // (4 * self.rows.shape[1]))
         for source, rows in enumerate(parts):
-            part = torch.from_numpy(self.rows[rows]).to(comm.device)
-            self.rows[rows] = comm.broadcast(part, source).cpu().numpy()
+            for first in range(0, rows.shape[0], most):
+                some = rows[first : first + most]
+                part = torch.from_numpy(self.rows[some]).to(comm.device)
+                self.rows[some] = comm.broadcast(part, source).cpu().numpy()
 
     def close(self) -> None:
         """Wait until no rank reads the rows any more, then give them back."""

@@ -120,6 +120,25 @@ def share_parameters(model: nn.Module, comm: Communicator) -> None:
             comm.broadcast(tensor)
 
 
+@contextmanager
+def lend_buffers(model: nn.Module, comm: Communicator) -> Iterator[None]:
+    """Lend all ranks the buffers of rank 0 in the body, those that checkpoints hold; collective.
+
+    Each rank keeps running statistics of its own batches, without seeds of none.
+    """
+    parameters = {name for name, _ in model.named_parameters()}
+    state = model.state_dict() if comm.size > 1 else {}
+    buffers = [tensor for name, tensor in state.items() if name not in parameters]
+    own = [tensor.clone() for tensor in buffers]
+    for tensor in buffers:
+        comm.broadcast(tensor)
+    try:
+        yield
+    finally:
+        for tensor, before in zip(buffers, own, strict=True):
+            tensor.copy_(before)
+
+
 @dataclass(kw_only=True)
 class TrainLoop:
     """One rank's model and optimiser, and the collectives that it takes part in."""

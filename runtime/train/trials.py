@@ -425,8 +425,12 @@ class TrialRun:
 
 
 def _meets(plan: Plan) -> bool:
-    """Return whether ranks wait for each other while a plan's loader opens."""
+    """Return whether ranks wait for each other while a plan's loader opens.
+
+    GPUs of a host always do: they hold once what it keeps for them.
+    """
     strategy = plan.strategy
     exchanges = any(source.kind in ("peer", "remote") for source in strategy.features.sources)
     lists = strategy.topology.policy in ("partitioned", "cached")
-    return exchanges or lists or strategy.batching == "cooperative"
+    shared = strategy.kind == "cuda" or strategy.batching == "cooperative"
+    return exchanges or lists or shared

@@ -164,6 +164,7 @@ def test_a_rank_that_is_killed_while_the_other_host_is_well_is_started_again_wit
     report = load_report(plan)
     assert report.first_step == last_saved(8) == 7
     assert report.losses == undisturbed.losses[7:]
+    assert report.notes[0].startswith("restart 1: ")
 
 
 @needs_root

@@ -150,3 +150,27 @@ def metered(workload: Workload, in_dim: int, num_classes: int, task: str) -> nn.
     StageMeter.add = add_chosen
     PlannedLoader.set_factor = set_and_note
     return faulty(workload, in_dim, num_classes, task)
+
+
+class Noting(nn.Module):
+    """A model that notes its rank in a buffer while it trains, and then answers with that class."""
+
+    def __init__(self, in_dim: int, num_classes: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(in_dim, num_classes)
+        self.noted: Tensor
+        self.register_buffer("noted", torch.tensor(0))
+
+    def forward(self, x: Tensor, blocks: Sequence[TorchBlock]) -> Tensor:
+        """Logits of the seeds."""
+        logits: Tensor = self.linear(x[: blocks[-1].num_dst])
+        if self.training:
+            self.noted.fill_(int(os.environ.get("RANK", "0")))
+            return logits
+        return nn.functional.one_hot(self.noted, logits.shape[1]).float().expand_as(logits)
+
+
+def noting(workload: Workload, in_dim: int, num_classes: int, task: str) -> nn.Module:
+    """A `Noting` model."""
+    del workload, task
+    return Noting(in_dim, num_classes)

@@ -141,9 +141,10 @@ class DeviceTopology:
                 "expected hot rows with the topology in host memory, found it wholly on the device;"
                 " leave them out"
             )
-        # Peers meet before anything is page-locked, which one of them may be refused.
+        # Ranks meet for peers' lists, then for the host's, before what one of them may be refused.
         cached = _cache(indptr, indices, hot, device, peers) if hot is not None else None
-        offsets, edges = place(indptr, locked=pinned_offsets), place(indices, locked=pinned)
+        edges = place(indices, locked=pinned)
+        offsets = place(indptr, locked=pinned_offsets)
         counts = torch.zeros(2 * len(Source), dtype=torch.int64, device=device)
         if cached is None:
             own, host = ((0, 0), (0, ALL)) if pinned else ((0, ALL), (0, 0))

@@ -1,6 +1,8 @@
 """Ranks of a host hold one copy of what they share: three processes, of two hosts."""
 
+import contextlib
 import os
+import threading
 import warnings
 from collections.abc import Callable
 from datetime import timedelta
@@ -15,9 +17,11 @@ import torch.distributed as dist
 from gnnplan.runtime import folders
 from gnnplan.runtime.comm.collectives import Communicator
 from gnnplan.runtime.errors import SlowerPathWarning, forget_warnings
+from gnnplan.runtime.features.device_rows import HostShare
 from gnnplan.runtime.graph.dataset import Graph, open_graph
 from gnnplan.runtime.plan.io import load_plan
 from gnnplan.runtime.plan.schema import Plan, Source
+from tests.support.inprocess import run_in_process
 from tests.support.ranks import free_port, run_on_ranks
 
 pytest.importorskip("triton")
@@ -115,3 +119,31 @@ def test_ranks_of_a_host_hold_its_rows_and_lists_once(
     memory.mkdir()
     run_on_ranks(_on_rank, (free_port(), graph.path, tmp_path / "plan", memory), 3)
     assert all((tmp_path / "plan" / f"done-{rank}").exists() for rank in range(3))
+
+
+def test_a_rank_that_finds_no_room_for_offsets_has_met_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It draws on the host from then on, and the next message of each is the same."""
+    from gnnplan.runtime.sampling.gpu import topology
+
+    here, copy = threading.local(), topology.copy_list
+
+    def copy_where_room_is(values: Any, device: torch.device) -> torch.Tensor:
+        if here.rank == 1:
+            raise torch.OutOfMemoryError("no room")
+        return copy(values, device)
+
+    def load(comm: Communicator) -> bool:
+        here.rank, found = comm.rank, False
+        indptr, indices = np.array([0, 1, 2], np.int64), np.array([1, 0], np.int32)
+        with contextlib.suppress(torch.OutOfMemoryError):
+            topology.DeviceTopology.load(
+                indptr, indices, torch.device("cpu"), pinned=True, share=HostShare(comm, [0, 1])
+            )
+            found = True
+        assert comm.all_gather_objects(comm.rank) == [0, 1]
+        return found
+
+    monkeypatch.setattr(topology, "copy_list", copy_where_room_is)
+    assert run_in_process(2, load) == [True, False]

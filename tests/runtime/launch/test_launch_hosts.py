@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from torch.distributed.elastic.agent.server.api import SimpleElasticAgent
 
 from gnnplan.runtime import worker
 from gnnplan.runtime.comm.route import split_endpoint
@@ -182,7 +183,6 @@ def test_hosts_start_the_same_attempt_whoever_saw_the_failure(
 ) -> None:
     """torchrun counts a restart on the host whose rank failed; the other only joins it again."""
     from torch.distributed import HashStore
-    from torch.distributed.elastic.agent.server.api import SimpleElasticAgent
 
     hosts, agent_class = [1, 2], SimpleElasticAgent
     assigned: list[Any] = []

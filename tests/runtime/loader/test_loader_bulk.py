@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 
 from gnnplan.runtime.comm.collectives import Communicator
+from gnnplan.runtime.comm.mesh import ProcessGrid
 from gnnplan.runtime.errors import PlanError, SamplerError
 from gnnplan.runtime.graph.dataset import Graph, open_graph
 from gnnplan.runtime.loader.bulk import BulkSampleStage, with_own_arrays
@@ -212,6 +213,19 @@ def test_plans_that_cannot_be_stacked_are_refused(small_graph: Graph, tmp_path: 
         bulk_plan(small_graph, tmp_path / str(number), **case)
         with pytest.raises(error, match=message):
             PlannedLoader(tmp_path / str(number), small_graph)
+
+
+def test_a_closed_loader_gives_back_the_groups_of_its_grid(
+    small_graph: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed: list[ProcessGrid] = []
+    monkeypatch.setattr(ProcessGrid, "close", lambda grid: closed.append(grid))
+    bulk_plan(small_graph, tmp_path / "plan", copies=1, bulk_batches=2)
+    loader = PlannedLoader(tmp_path / "plan", small_graph)
+    next(iter(loader))
+    assert closed == []
+    loader.close()
+    assert [grid.num_rows for grid in closed] == [1]
 
 
 def _train_on_rank(rank: int, size: int, port: int, graph: Path, folder: Path) -> None:

@@ -58,6 +58,34 @@ def test_more_ranks_than_seeds_leaves_some_shares_empty() -> None:
     assert sorted(len(seeds) for seeds, _, _ in parts) == [0, 0, 0, 0, 0, 1, 1, 1]
 
 
+def sizes_of(schedule: SeedSchedule) -> list[int]:
+    """Seeds of each of this rank's batches of an epoch."""
+    return [schedule.share(1, step)[0].size for step in range(schedule.num_steps)]
+
+
+def test_a_last_batch_may_give_a_rank_more_seeds_than_a_whole_one() -> None:
+    """By hand: of 8 and then 7 seeds the third of five ranks gets 4 - 3, then 4 - 2."""
+    third = SeedSchedule(np.arange(15), 8, seed=0, num_ranks=5, rank=2)
+    assert sizes_of(third) == [1, 2]
+    assert third.largest_share() == 2
+    for ranks in range(1, 9):
+        for count in range(12, 41):
+            for rank in range(ranks):
+                each = SeedSchedule(np.arange(count), 12, seed=0, num_ranks=ranks, rank=rank)
+                assert each.largest_share() == max(sizes_of(each))
+
+
+@pytest.mark.parametrize("batch_size", [7, 9, 11, 32, 200])
+def test_a_part_that_is_larger_than_others_fills_batches_in_bursts(batch_size: int) -> None:
+    """Half of the seeds are rank 0's: seven of them come in a row, then one of each other."""
+    parts = np.repeat(np.arange(8), [70, *[10] * 7]).astype(np.int32)
+    for rank in (0, 1, 7):
+        each = ShardSchedule(
+            np.arange(140), batch_size, parts=parts, seed=2, num_ranks=8, rank=rank
+        )
+        assert each.largest_share() == max(sizes_of(each))
+
+
 def test_drop_last_leaves_out_the_incomplete_batch() -> None:
     assert SeedSchedule(TRAIN, 100, seed=0).num_steps == 11
     assert SeedSchedule(TRAIN, 100, seed=0, drop_last=True).num_steps == 10

@@ -22,6 +22,7 @@ from gnnplan.runtime.models.build import build_model
 from gnnplan.runtime.models.metrics import metric_of
 from gnnplan.runtime.plan.schema import DynamicCache, Workload
 from gnnplan.runtime.train.evaluate import Evaluation, evaluate, split_by_edges
+from gnnplan.runtime.train.minibatch import lend_buffers
 from tests.support.fullgraph_plans import make_full_graph_plan
 from tests.support.inprocess import run_in_process
 from tests.support.plans import make_plan
@@ -350,6 +351,30 @@ def test_two_ranks_score_what_one_does(small_graph, tmp_path):
     expected = [[score.value, score.count] for score in (exact, exact, sampled)]
     for rank in range(2):
         assert np.load(tmp_path / f"{rank}.npy").tolist() == expected
+
+
+@pytest.mark.distributed
+def test_all_ranks_score_the_model_that_is_saved(small_graph: Graph, tmp_path: Path) -> None:
+    """Buffers differ between ranks, as running statistics do; checkpoints hold rank 0's."""
+    make_plan(small_graph, tmp_path / "plan", ranks=2, model="tests.support.models:noting")
+    report = train_on_ranks(tmp_path / "plan", epochs=1)
+    assert small_graph.y is not None
+    answered = small_graph.y[small_graph.test_idx] == 0
+    assert report.test_score == pytest.approx(answered.mean())
+
+
+def test_ranks_get_their_own_buffers_back() -> None:
+    def lend(comm: Communicator) -> tuple[list[float], list[float]]:
+        norm = torch.nn.BatchNorm1d(2)
+        before = norm.weight.clone()
+        assert norm.running_mean is not None
+        norm.running_mean.fill_(comm.rank)
+        with lend_buffers(norm, comm):
+            lent = norm.running_mean.tolist()
+        assert norm.weight.equal(before)
+        return lent, norm.running_mean.tolist()
+
+    assert run_in_process(2, lend) == [([0, 0], [0, 0]), ([0, 0], [1, 1])]
 
 
 @pytest.mark.distributed

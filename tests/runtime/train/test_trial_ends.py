@@ -2,18 +2,22 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, Literal
 
 import pytest
 
 from gnnplan.runtime import worker
 from gnnplan.runtime.faults.failure import TRIAL_MARK
+from gnnplan.runtime.faults.heartbeat import Heartbeat
+from gnnplan.runtime.graph.dataset import Graph
 from gnnplan.runtime.launch import launch
 from gnnplan.runtime.launch.config import RanksOffer, RunConfig, Trials, read_offer, write_offer
 from gnnplan.runtime.plan.io import copy_plan, load_plan
 from gnnplan.runtime.report import RunReport
 from gnnplan.runtime.train import trials as trials_module
 from gnnplan.runtime.train.job import Job
+from gnnplan.runtime.train.trials import TrialRun
 from tests.runtime.train.test_trials import (
     STEPS,
     TURNS,
@@ -29,6 +33,7 @@ from tests.runtime.train.test_trials import (
     unswitched,
     write_trials,
 )
+from tests.support.plans import change_strategy, make_plan
 
 __all__ = ["on_one_rank", "one_and_two", "plans", "unswitched"]
 
@@ -230,3 +235,36 @@ def test_a_rank_that_is_killed_on_the_way_to_two_ranks_leaves_the_run_on_one(
     assert report.plan_id == load_plan(one_and_two[0]).plan_id
     assert any("ended under it" in note for note in report.notes)
     assert [each["event"] for each in said].count("start") == 2
+
+
+@pytest.mark.parametrize("kind", ["cpu", "cuda"])
+def test_a_rank_that_cannot_open_a_plan_raises_where_others_wait_for_it_in_the_opening(
+    small_graph: Graph, tmp_path: Path, kind: Literal["cpu", "cuda"]
+) -> None:
+    """GPUs of a host share what it keeps for them; cores that read the host alone never meet."""
+    folders = [tmp_path / "0", tmp_path / "1"]
+    for folder, batches in zip(folders, (1, 2), strict=True):
+        plan = make_plan(small_graph, folder, ranks=2)
+        devices = [replace(each, kind=kind) for each in plan.strategy.devices]
+        change_strategy(plan, folder, devices=devices, bulk_batches=batches)
+
+    def fail(folder: Path, meter: Any) -> Any:
+        raise MemoryError(f"{folder.name} finds no room")
+
+    def gather(why: str) -> list[str]:
+        assert kind == "cpu", "the other rank is in the opening"
+        return ["", why]
+
+    trials = Trials(plans=list(map(str, folders)), turns=[0, 1])
+    run = TrialRun(trials, open_loader=fail, use_threads=lambda plan: [])
+    position = SimpleNamespace(state_dict=dict[str, Any])
+    job: Any = SimpleNamespace(
+        loop=SimpleNamespace(comm=SimpleNamespace(size=2, rank=1, all_gather_objects=gather)),
+        loader=SimpleNamespace(position=position, close=lambda: None),
+        heartbeat=Heartbeat(),
+    )
+    if kind == "cpu":
+        assert run._switch(job, 1) == "rank 1: MemoryError: 1 finds no room"
+    else:
+        with pytest.raises(MemoryError):
+            run._switch(job, 1)
