@@ -27,6 +27,7 @@ from gnnplan.api.storage.database import SQLITE_FILE, Database, sqlite_url
 from gnnplan.api.storage.job_queue import ENDED, JobQueue
 from gnnplan.api.storage.tables import AuditRow, JobRow, MachineRow, ProfileRow, WrittenRow
 from gnnplan.runtime import codec
+from gnnplan.runtime.errors import InputError
 
 FOLDER, FILE = 0o700, 0o600
 WRITTEN_FILE = ".written"
@@ -82,12 +83,13 @@ class Storage:
     """The database and the data folder of a service; without a URL the database is SQLite in it."""
 
     def __init__(self, data_dir: Path, url: str | None = None) -> None:
-        if _is_of_services(data_dir):
-            make_private(data_dir)
-        for name in ("plans", "jobs", "runs", "artefacts"):
-            make_private(data_dir / name)
-        if url is None:
-            open_private(data_dir / SQLITE_FILE).close()  # its journals are as open as it is
+        try:
+            _make_folders(data_dir, sqlite=url is None)
+        except OSError as error:
+            raise InputError(
+                f"{data_dir}: expected a data folder that can be written, found: "
+                f"{error.strerror}; choose another --data-dir"
+            ) from None
         self.data_dir = data_dir
         self.database = Database(url or sqlite_url(data_dir))
         self.database.migrate()
@@ -139,6 +141,15 @@ class Storage:
     def close(self) -> None:
         """Close the database."""
         self.database.close()
+
+
+def _make_folders(data_dir: Path, *, sqlite: bool) -> None:
+    if _is_of_services(data_dir):
+        make_private(data_dir)
+    for name in ("plans", "jobs", "runs", "artefacts"):
+        make_private(data_dir / name)
+    if sqlite:
+        open_private(data_dir / SQLITE_FILE).close()  # its journals are as open as it is
 
 
 def _is_of_services(folder: Path) -> bool:
