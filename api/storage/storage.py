@@ -15,6 +15,7 @@ import os
 import re
 import shutil
 import time
+import uuid
 from collections.abc import Iterable
 from pathlib import Path
 from typing import BinaryIO
@@ -33,6 +34,8 @@ FOLDER, FILE = 0o700, 0o600
 WRITTEN_FILE = ".written"
 """File that is written to see whether the folder is writable."""
 LOCK_FILE = "service.lock"
+REMOVED = ".removed-"
+"""Begin of the names of plan folders that are being removed."""
 DAY_SECONDS = 86400.0
 GRACE_SECONDS = 3600.0
 """Age in seconds below which files are kept: the row that names them may not be written yet."""
@@ -112,6 +115,17 @@ class Storage:
         with contextlib.suppress(IntegrityError), self.database.writing() as session:
             # Another service that writes the same row at the same moment shows as much.
             session.merge(WrittenRow(id=1, time_seconds=time.time()))
+
+    def remove_plan_files(self, plan_id: str) -> None:
+        """Remove a plan's folder; whoever is killed meanwhile leaves no part of it under its name.
+
+        What is left of it, and of earlier ones, goes at the next time.
+        """
+        plans = self.data_dir / "plans"
+        with contextlib.suppress(OSError):
+            (plans / plan_id).rename(plans / f"{REMOVED}{uuid.uuid4().hex}")
+        for each in plans.glob(f"{REMOVED}*"):
+            shutil.rmtree(each, ignore_errors=True)
 
     def remove_job_files(self, job_ids: Iterable[str]) -> None:
         """Remove the folders of jobs; their documents stay until the next sweep."""

@@ -301,6 +301,21 @@ def test_a_plan_with_runs_is_removed_with_them_or_not_at_all(
     assert started.status_code == 404
 
 
+def test_a_plan_that_is_removed_halfway_is_gone(
+    keyed: tuple[TestClient, dict[str, str]], planned: str, monkeypatch: pytest.MonkeyPatch
+):
+    client, keys = keyed
+    storage = service_of(client).storage
+    folder, kept = storage.catalogue.plan_folder(planned), set(storage.data_dir.glob("plans/*"))
+    with monkeypatch.context() as patch:  # as if the service were killed there
+        patch.setattr("gnnplan.api.storage.storage.shutil.rmtree", lambda *_, **__: None)
+        answer = client.delete(f"/v1/plans/{planned}", headers=bearer(keys["both"]))
+    assert answer.status_code == 204
+    assert not folder.exists()
+    storage.remove_plan_files("0" * 32)
+    assert set(storage.data_dir.glob("plans/*")) == kept - {folder}
+
+
 def test_another_keys_run_keeps_a_plan(keyed: tuple[TestClient, dict[str, str]], planned: str):
     client, keys = keyed
     run = ended_run(client, keys["run"], planned)
