@@ -225,6 +225,7 @@ def test_a_button_is_shown_to_whom_it_would_answer(keyed: tuple[TestClient, dict
         assert (
             "Cancel this job" in client.get(f"/jobs/{job}", headers=bearer(keys[who])).text
         ) == (shown)
+        assert (f"cancel-{job}" in client.get("/jobs", headers=bearer(keys[who])).text) == shown
 
 
 def test_what_is_made_without_keys_is_left_to_admins(tmp_path: Path, small_graph: Graph):
