@@ -198,22 +198,33 @@ def _line(service: Service, row: JobRow) -> JobLine:
     return JobLine(
         job=job,
         graph=Path(str(asked.get("graph") or "")).name if plan is None else plan.graph,
-        machine=str(asked.get("machine") or "") if plan is None else plan.machine,
+        machine=_machine_in(asked) if plan is None else plan.machine,
         lasted=lasting(row.started_seconds, row.finished_seconds),
         reason=": ".join(str(problem[name]) for name in ("title", "detail") if problem.get(name)),
         options=asked.get("options") or {},
     )
 
 
+def _machine_in(asked: dict[str, Any]) -> str:
+    """Name the machine of a job's request; the files of the service are nobody's business."""
+    machine = asked.get("machine") or {}
+    return machine.get("preset", "an uploaded one" if machine else "")
+
+
 @router.get("/jobs")
-def list_jobs(
-    request: Request, service: ServiceIn, _who: Reader, cursor: Cursor = None
-) -> Response:
+def list_jobs(request: Request, service: ServiceIn, who: Reader, cursor: Cursor = None) -> Response:
     """List jobs, newest first; htmx asks again for the rows."""
     found = service.storage.database.page(JobRow, cursor=cursor)
     rows = [_line(service, row) for row in found.items]
     template = "job_rows.html" if "hx-request" in request.headers else "jobs.html"
-    return page(request, template, lines=rows, next_cursor=found.next_cursor, cursor=cursor)
+    return page(
+        request,
+        template,
+        lines=rows,
+        mine={row.id for row in found.items if jobs.may_cancel(who, row)},
+        next_cursor=found.next_cursor,
+        cursor=cursor,
+    )
 
 
 @router.get("/runs")

@@ -1,6 +1,5 @@
 """Make, read, explain, compare, question and remove plans."""
 
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -124,7 +123,7 @@ def delete_plan(service: Service, who: Principal, plan_id: str, *, with_runs: bo
         raise ConflictError(f"plan {plan_id}: {error}", kind="in-use") from None
     service.storage.remove_job_files(ids)
     service.documents.forget(f"{plan_id}/")
-    shutil.rmtree(service.storage.catalogue.plan_folder(plan_id), ignore_errors=True)
+    service.storage.remove_plan_files(plan_id)
 
 
 def _ask(

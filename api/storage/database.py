@@ -15,8 +15,9 @@ from typing import Any, Generic, TypeVar
 
 from alembic import command
 from alembic.config import Config
+from alembic.util.exc import CommandError
 from sqlalchemy import Connection, Engine, create_engine, event, make_url, select, tuple_
-from sqlalchemy.exc import ArgumentError, NoSuchModuleError, OperationalError
+from sqlalchemy.exc import ArgumentError, DatabaseError, NoSuchModuleError
 from sqlalchemy.orm import Session, sessionmaker
 
 from gnnplan.api.storage.tables import Base
@@ -102,11 +103,16 @@ class Database:
         try:
             with self.engine.execution_options(writes=True).begin() as connection:
                 _run_alembic(connection, revision)
-        except OperationalError as error:
+        except DatabaseError as error:
             reason = str(error.orig).strip().splitlines()[0]
             raise InputError(
                 f"{make_url(self.url).render_as_string()}: expected a database that answers, "
                 f"found: {reason}"
+            ) from None
+        except CommandError as error:  # it has a revision that is not among these
+            raise InputError(
+                f"{make_url(self.url).render_as_string()}: expected tables of this version of "
+                f"gnnplan or an older one, found: {error}; install the version that wrote them"
             ) from None
 
     def close(self) -> None:

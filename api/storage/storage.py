@@ -15,6 +15,7 @@ import os
 import re
 import shutil
 import time
+import uuid
 from collections.abc import Iterable
 from pathlib import Path
 from typing import BinaryIO
@@ -27,11 +28,14 @@ from gnnplan.api.storage.database import SQLITE_FILE, Database, sqlite_url
 from gnnplan.api.storage.job_queue import ENDED, JobQueue
 from gnnplan.api.storage.tables import AuditRow, JobRow, MachineRow, ProfileRow, WrittenRow
 from gnnplan.runtime import codec
+from gnnplan.runtime.errors import InputError
 
 FOLDER, FILE = 0o700, 0o600
 WRITTEN_FILE = ".written"
 """File that is written to see whether the folder is writable."""
 LOCK_FILE = "service.lock"
+REMOVED = ".removed-"
+"""Begin of the names of plan folders that are being removed."""
 DAY_SECONDS = 86400.0
 GRACE_SECONDS = 3600.0
 """Age in seconds below which files are kept: the row that names them may not be written yet."""
@@ -82,12 +86,13 @@ class Storage:
     """The database and the data folder of a service; without a URL the database is SQLite in it."""
 
     def __init__(self, data_dir: Path, url: str | None = None) -> None:
-        if _is_of_services(data_dir):
-            make_private(data_dir)
-        for name in ("plans", "jobs", "runs", "artefacts"):
-            make_private(data_dir / name)
-        if url is None:
-            open_private(data_dir / SQLITE_FILE).close()  # its journals are as open as it is
+        try:
+            _make_folders(data_dir, sqlite=url is None)
+        except OSError as error:
+            raise InputError(
+                f"{data_dir}: expected a data folder that can be written, found: "
+                f"{error.strerror}; choose another --data-dir"
+            ) from None
         self.data_dir = data_dir
         self.database = Database(url or sqlite_url(data_dir))
         self.database.migrate()
@@ -110,6 +115,17 @@ class Storage:
         with contextlib.suppress(IntegrityError), self.database.writing() as session:
             # Another service that writes the same row at the same moment shows as much.
             session.merge(WrittenRow(id=1, time_seconds=time.time()))
+
+    def remove_plan_files(self, plan_id: str) -> None:
+        """Remove a plan's folder; whoever is killed meanwhile leaves no part of it under its name.
+
+        What is left of it, and of earlier ones, goes at the next time.
+        """
+        plans = self.data_dir / "plans"
+        with contextlib.suppress(OSError):
+            (plans / plan_id).rename(plans / f"{REMOVED}{uuid.uuid4().hex}")
+        for each in plans.glob(f"{REMOVED}*"):
+            shutil.rmtree(each, ignore_errors=True)
 
     def remove_job_files(self, job_ids: Iterable[str]) -> None:
         """Remove the folders of jobs; their documents stay until the next sweep."""
@@ -139,6 +155,15 @@ class Storage:
     def close(self) -> None:
         """Close the database."""
         self.database.close()
+
+
+def _make_folders(data_dir: Path, *, sqlite: bool) -> None:
+    if _is_of_services(data_dir):
+        make_private(data_dir)
+    for name in ("plans", "jobs", "runs", "artefacts"):
+        make_private(data_dir / name)
+    if sqlite:
+        open_private(data_dir / SQLITE_FILE).close()  # its journals are as open as it is
 
 
 def _is_of_services(folder: Path) -> bool:

@@ -225,6 +225,7 @@ def test_a_button_is_shown_to_whom_it_would_answer(keyed: tuple[TestClient, dict
         assert (
             "Cancel this job" in client.get(f"/jobs/{job}", headers=bearer(keys[who])).text
         ) == (shown)
+        assert (f"cancel-{job}" in client.get("/jobs", headers=bearer(keys[who])).text) == shown
 
 
 def test_what_is_made_without_keys_is_left_to_admins(tmp_path: Path, small_graph: Graph):
@@ -299,6 +300,21 @@ def test_a_plan_with_runs_is_removed_with_them_or_not_at_all(
         assert client.get(address.format(run), headers=headers).status_code == 404
     started = client.post("/v1/runs", json={"plan": planned}, headers=headers)
     assert started.status_code == 404
+
+
+def test_a_plan_that_is_removed_halfway_is_gone(
+    keyed: tuple[TestClient, dict[str, str]], planned: str, monkeypatch: pytest.MonkeyPatch
+):
+    client, keys = keyed
+    storage = service_of(client).storage
+    folder, kept = storage.catalogue.plan_folder(planned), set(storage.data_dir.glob("plans/*"))
+    with monkeypatch.context() as patch:  # as if the service were killed there
+        patch.setattr("gnnplan.api.storage.storage.shutil.rmtree", lambda *_, **__: None)
+        answer = client.delete(f"/v1/plans/{planned}", headers=bearer(keys["both"]))
+    assert answer.status_code == 204
+    assert not folder.exists()
+    storage.remove_plan_files("0" * 32)
+    assert set(storage.data_dir.glob("plans/*")) == kept - {folder}
 
 
 def test_another_keys_run_keeps_a_plan(keyed: tuple[TestClient, dict[str, str]], planned: str):

@@ -17,7 +17,7 @@ from sqlalchemy import inspect, text, update
 from gnnplan.api.jobs.lanes import lock_folder, sign_folder
 from gnnplan.api.jobs.recording import plan_row
 from gnnplan.api.resources import job_of
-from gnnplan.api.storage.database import Database, decode_cursor, normal_url
+from gnnplan.api.storage.database import SQLITE_FILE, Database, decode_cursor, normal_url
 from gnnplan.api.storage.job_queue import Ending, KeyReusedError, NewJob, PlanGoneError
 from gnnplan.api.storage.storage import Artefacts, Storage
 from gnnplan.api.storage.tables import AuditRow, Base, JobRow, MachineRow, PlanRow
@@ -298,6 +298,25 @@ def test_a_data_folder_serves_one_service(tmp_path: Path):
     lock, former = lock_folder(tmp_path)
     assert former == "first"
     os.close(lock)
+
+
+def test_tables_of_a_newer_version_are_refused_in_a_line(storage: Storage):
+    with storage.database.writing() as session:
+        session.execute(text("UPDATE alembic_version SET version_num = version_num || '9'"))
+    with pytest.raises(InputError, match="of this version of gnnplan or an older one, found: "):
+        storage.database.migrate()
+    with storage.database.writing() as session:
+        session.execute(text("UPDATE alembic_version SET version_num = rtrim(version_num, '9')"))
+
+
+def test_a_folder_or_file_that_cannot_hold_them_is_refused_in_a_line(tmp_path: Path):
+    (tmp_path / "file").write_text("x")
+    for folder in ("file", "file/below"):
+        with pytest.raises(InputError, match="expected a data folder that can be written, found: "):
+            Storage(tmp_path / folder)
+    (tmp_path / SQLITE_FILE).write_text("no database" * 99)
+    with pytest.raises(InputError, match="expected a database that answers, found: "):
+        Storage(tmp_path)
 
 
 @pytest.mark.parametrize("url", ["mysql://x/y", "no url", ""])

@@ -322,6 +322,12 @@ def test_lists_tell_of_what_each_job_is_and_why_it_failed(
     assert claimed is not None
     problem = {"type": "x", "title": "Ended", "status": 500, "detail": "<b>no memory</b>"}
     service.storage.jobs.finish(claimed, Ending(state="failed", problem=problem))
+    for machine in ({"preset": "siton"}, {"file": "/data/artefacts/ab"}, None):
+        submit(service, CALLER, "plan", {"graph": "/graphs/g", "machine": machine})
+    text = read(client, "/jobs")
+    assert "siton" in text
+    assert "preset" not in text
+    assert "artefacts" not in text
     graph, machine = (get_plan(service, plan).graph.name, get_plan(service, plan).machine.name)
     for address in ("/jobs", "/runs"):
         text = read(client, address)
