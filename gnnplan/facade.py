@@ -122,7 +122,8 @@ def train(
 
     _check_options({"epochs": epochs, **options})
     place = Path(plan)
-    watched = options | {"progress": options.get("progress") or (lambda _: None)}
+    watched: dict[str, Any] = {**options}
+    watched["progress"] = options.get("progress") or (lambda _: None)
     if (place / META_FILE).is_file():
         if unfit := sorted({"run_folder", "trials", "early"} & options.keys()):
             raise SettingsError(

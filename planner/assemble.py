@@ -14,6 +14,7 @@ from gnnplan.planner.cost.request import row_bytes
 from gnnplan.planner.cost.stages.exchange_gpu import peer_way
 from gnnplan.planner.cost.stages.gather_gpu import gather_programs
 from gnnplan.planner.cost.step import mark_estimated
+from gnnplan.planner.errors import PlanDoesNotFit
 from gnnplan.planner.machine.model import MachineModel
 from gnnplan.planner.placement.location import (
     build_list_locations,
@@ -27,6 +28,7 @@ from gnnplan.planner.search.samplers import plan_sampler, statistics_of
 from gnnplan.planner.search.search import Search, SearchResult
 from gnnplan.planner.settings import PlanSettings
 from gnnplan.runtime.features.location import Codes, LocationTable, renumber
+from gnnplan.runtime.graph.dataset import Graph
 from gnnplan.runtime.plan.schema import (
     Alternative,
     Certificate,
@@ -270,4 +272,21 @@ def candidate_of(plan: Plan, settings: PlanSettings) -> Candidate:
         partition=strategy.partition if strategy.owner == "partition" else "none",
         step=strategy.step,
         shapes=strategy.shapes,
+    )
+
+
+def refuse_disk(graph: Graph, made: Plan) -> None:
+    """Refuse rows on the disk of features that runs read from memory alone.
+
+    Raises:
+        PlanDoesNotFit: the features are sparse, or lie in a table per node type.
+    """
+    kinds = {source.kind for source in made.strategy.features.sources}
+    if "disk" not in kinds or (graph.x_csr is None and not graph.x_by_type):
+        return
+    found = "sparse ones" if graph.x_csr is not None else "features by node type"
+    raise PlanDoesNotFit(
+        f"{graph.name}: expected dense features where rows are read from the disk, found {found}, "
+        "which the host must hold whole; raise --host-memory, drop --no-shared-host, or import the "
+        "graph with --features dense"
     )

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gnnplan.planner.array_cache import declare_final
-from gnnplan.planner.assemble import assemble
+from gnnplan.planner.assemble import assemble, refuse_disk
 from gnnplan.planner.candidate import Candidate
 from gnnplan.planner.cost.memory import Budgets
 from gnnplan.planner.cost.request import Request
@@ -204,26 +204,9 @@ def draft(
     made = draft_candidate(
         best.search, best.explored, best.chosen, record, elsewhere=outcome.elsewhere
     )
-    _refuse_disk(graph, made.plan)
+    refuse_disk(graph, made.plan)
     complete = replace(made.plan, alternatives=[*outcome.lost, *made.plan.alternatives])
     return replace(made, plan=complete, rivals=outcome.rivals)
-
-
-def _refuse_disk(graph: Graph, made: Plan) -> None:
-    """Refuse rows on the disk of features that runs read from memory alone.
-
-    Raises:
-        PlanDoesNotFit: the features are sparse, or lie in a table per node type.
-    """
-    kinds = {source.kind for source in made.strategy.features.sources}
-    if "disk" not in kinds or (graph.x_csr is None and not graph.x_by_type):
-        return
-    found = "sparse ones" if graph.x_csr is not None else "features by node type"
-    raise PlanDoesNotFit(
-        f"{graph.name}: expected dense features where rows are read from the disk, found {found}, "
-        "which the host must hold whole; raise --host-memory, drop --no-shared-host, or import the "
-        "graph with --features dense"
-    )
 
 
 def draft_candidate(

@@ -207,8 +207,8 @@ def _line(service: Service, row: JobRow) -> JobLine:
 
 def _machine_in(asked: dict[str, Any]) -> str:
     """Name the machine of a job's request; the files of the service are nobody's business."""
-    machine = asked.get("machine") or {}
-    return machine.get("preset", "an uploaded one" if machine else "")
+    machine: dict[str, Any] = asked.get("machine") or {}
+    return str(machine.get("preset", "an uploaded one" if machine else ""))
 
 
 @router.get("/jobs")

@@ -31,6 +31,7 @@ if __name__ == "__main__":
     gc.disable()  # until all is imported (DEC-135)
 
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore
 
 from gnnplan.runtime import codec
 from gnnplan.runtime.device import flush_denormals, use_threads
@@ -188,7 +189,7 @@ def meet_by_attempt() -> None:
     open_store: Callable[..., Any] = module._create_c10d_store
 
     def open_own(*arguments: Any, **options: Any) -> Any:
-        return dist.PrefixStore(f"attempt{attempt()}", open_store(*arguments, **options))
+        return PrefixStore(f"attempt{attempt()}", open_store(*arguments, **options))
 
     module._create_c10d_store = open_own
 

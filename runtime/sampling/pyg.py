@@ -62,7 +62,7 @@ def to_pyg(batch: "MiniBatch | DeviceBatch", x: Any = None, y: Any = None) -> "D
         if rows is not None:
             data[name] = torch.as_tensor(_one_row_per_node(name, rows, len(batch.n_id)))
     if x is not None and y is not None:
-        data.y = data.y.to(data.x.device)
+        data["y"] = data["y"].to(data["x"].device)
     if batch.links is not None:
         links = _tensor(batch.links)
         data.src_index, data.dst_pos_index = links[:, 0], links[:, 1]

@@ -185,8 +185,7 @@ def test_a_link_that_goes_down_ends_the_job_by_name_and_resuming_goes_on(
     assert all(code != 0 for code, _ in ends)
     assert all("a link is down or too slow" in line for _, line in ends)
     with Hosts(["a", "b"]) as hosts:
-        options = OPTIONS | {"resume": True}
-        launchers = [start(hosts, number, plan, **options) for number in (0, 1)]
+        launchers = [start(hosts, number, plan, **OPTIONS, resume=True) for number in (0, 1)]
         assert finish(launchers) == [(0, ""), (0, "")]
     report = load_report(plan)
     assert 5 <= report.first_step < 15

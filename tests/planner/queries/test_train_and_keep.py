@@ -185,7 +185,7 @@ def test_a_run_that_goes_on_leaves_the_plan_that_an_ended_launcher_did_not(
     ids = [load_plan(Path(each)).plan_id for each in made.plans]
 
     def resumed(*_: Any, progress: Any, **__: Any) -> RunReport:
-        for _ in range(2):
+        for _time in range(2):
             progress(event(made, 1, plans=ids, again=True))
         return run_of(load_plan(Path(made.plans[1])), 0.020)
 

@@ -182,7 +182,7 @@ def test_hosts_start_the_same_attempt_whoever_saw_the_failure(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """torchrun counts a restart on the host whose rank failed; the other only joins it again."""
-    from torch.distributed import HashStore
+    from torch._C._distributed_c10d import HashStore
 
     hosts, agent_class = [1, 2], SimpleElasticAgent
     assigned: list[Any] = []
