@@ -258,8 +258,9 @@ def test_a_rank_that_cannot_open_a_plan_raises_where_others_wait_for_it_in_the_o
     trials = Trials(plans=list(map(str, folders)), turns=[0, 1])
     run = TrialRun(trials, open_loader=fail, use_threads=lambda plan: [])
     position = SimpleNamespace(state_dict=dict[str, Any])
+    comm = SimpleNamespace(size=2, rank=1, all_gather_objects=gather, barrier=lambda: None)
     job: Any = SimpleNamespace(
-        loop=SimpleNamespace(comm=SimpleNamespace(size=2, rank=1, all_gather_objects=gather)),
+        loop=SimpleNamespace(comm=comm),
         loader=SimpleNamespace(position=position, close=lambda: None),
         heartbeat=Heartbeat(),
     )
