@@ -177,6 +177,29 @@ def test_the_plan_that_a_run_keeps_takes_the_folder_and_the_run_stays(folder: Pa
     assert line.endswith(f"the first answer took 30 ms: {found.model_choice}")
 
 
+@pytest.mark.parametrize("thorough", [False, True])
+def test_the_first_answer_is_trained_alone_or_tried_with_others(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, thorough: bool
+) -> None:
+    """A short training has no room for trials, and says so."""
+    made, settings, said = load_plan(folder), replace(SETTINGS, thorough=thorough), list[str]()
+    trials = Trials(plans=["a", "b"], turns=[0, 1], steps=20, warmup=5)
+    asked: list[float] = []
+
+    def tried(*_: Any, least_seconds: float) -> Trials | str:
+        asked.append(least_seconds)
+        return trials if thorough else "too short to try others"
+
+    monkeypatch.setattr("gnnplan.planner.refine.answer_first", lambda *_, **__: made)
+    monkeypatch.setattr("gnnplan.planner.queries.tune.plan_trials", tried)
+    found = tuned._answer_and_try(folder, settings, None, folder, 9, None, said.append)
+    assert found is (trials if thorough else None)
+    assert asked == [0.0 if thorough else LONG_SECONDS]
+    many = f"2 plans are tried in the first {trials.num_steps} steps"
+    assert said[0].startswith("first answer: ")
+    assert said[1:] == [many if thorough else "too short to try others"]
+
+
 def test_a_run_that_goes_on_leaves_the_plan_that_an_ended_launcher_did_not(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
