@@ -1,8 +1,8 @@
 """Former names of modules: `import planner.solver.lp` gives the module that is at its place today.
 
-`moved.txt` lists former and present names without the leading `gnnplan.`, one pair a line. All
-others are named as before: `runtime.loader` is `gnnplan.runtime.loader`, the very same module.
-Nothing in gnnplan imports by a former name.
+`moved.txt` lists former and present names without the leading `gnnplan.`, one pair a line; either
+is imported with it too. All others are named as before: `runtime.loader` is
+`gnnplan.runtime.loader`, the very same module. Nothing in gnnplan imports by a former name.
 """
 
 import importlib
@@ -15,6 +15,7 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
 
+PRODUCT = "gnnplan"
 PACKAGES = ("api", "planner", "runtime")
 """gnnplan's parts, which were installed under these names."""
 
@@ -31,12 +32,15 @@ class FormerNames(MetaPathFinder, InspectLoader):
     def find_spec(
         self, fullname: str, path: object, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Give a specification for modules within gnnplan's parts, else None."""
+        """Give a specification for modules within gnnplan's parts, and for former names."""
         del path, target
-        package, dot, _ = fullname.partition(".")
-        if not dot or package not in PACKAGES:
+        package, dot, name = fullname.partition(".")
+        if package == PRODUCT:
+            if name not in self.places:
+                return None
+        elif not dot or package not in PACKAGES:
             return None
-        if sys.modules.get(package) is not sys.modules.get(f"gnnplan.{package}"):
+        elif sys.modules.get(package) is not sys.modules.get(f"{PRODUCT}.{package}"):
             return None
         present = self._find_present(fullname)
         return None if present is None else ModuleSpec(fullname, self, origin=present.origin)
@@ -66,7 +70,8 @@ class FormerNames(MetaPathFinder, InspectLoader):
 
     def present_name(self, former: str) -> str:
         """Return the name that a module has today."""
-        return f"gnnplan.{self.places.get(former, former)}"
+        name = former.removeprefix(f"{PRODUCT}.")
+        return f"{PRODUCT}.{self.places.get(name, name)}"
 
     def _find_present(self, former: str) -> ModuleSpec | None:
         try:
@@ -74,8 +79,9 @@ class FormerNames(MetaPathFinder, InspectLoader):
         except ModuleNotFoundError:
             return None
 
-    def _was_package(self, name: str) -> bool:
-        return any(former.startswith(f"{name}.") for former in self.places)
+    def _was_package(self, former: str) -> bool:
+        name = former.removeprefix(f"{PRODUCT}.")
+        return any(each.startswith(f"{name}.") for each in self.places)
 
 
 class FormerPackages(MetaPathFinder):

@@ -14,8 +14,10 @@ import importlib
 from gnnplan.moved import read_places
 
 for old, new in read_places().items():
-    if importlib.import_module(old) is not importlib.import_module(f"gnnplan.{new}"):
-        print(old, new)
+    present = importlib.import_module(f"gnnplan.{new}")
+    for name in (old, f"gnnplan.{old}"):
+        if importlib.import_module(name) is not present:
+            print(name, new)
 """
 
 
@@ -29,7 +31,7 @@ def test_no_former_name_is_a_module_of_today_or_leads_to_another_former_name() -
     assert not places.keys() & set(places.values())
     for old in places:
         package, _, name = old.rpartition(".")
-        parent = find_spec(package) if package not in places else None
+        parent = find_spec(f"gnnplan.{package}") if package not in places else None
         folders = [] if parent is None else parent.submodule_search_locations or []
         here = PathFinder.find_spec(name, list(folders)) if folders else None
         # A folder of data files alone has no loader.
