@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from gnnplan.api.jobs.execution import STOP_SECONDS
-from gnnplan.api.jobs.lanes import lock_folder, sign_folder
+from gnnplan.api.jobs.lanes import STOP_SECONDS, lock_folder, sign_folder
 from gnnplan.api.openapi import COMMITTED
 from gnnplan.api.serve import GRACE_SECONDS, main, parse, settings_of
 from gnnplan.planner.probe.probe import cache_folder

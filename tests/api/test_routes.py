@@ -16,8 +16,7 @@ from sqlalchemy import event
 from sqlalchemy.exc import OperationalError
 
 from gnnplan.api.errors import UnprocessableError
-from gnnplan.api.jobs.execution import Execution
-from gnnplan.api.jobs.lanes import Lanes
+from gnnplan.api.jobs.lanes import Execution, Lanes
 from gnnplan.api.jobs.process import EVENTS_FILE, JobContext, event_of
 from gnnplan.api.service.runs import check_can_begin
 from gnnplan.api.storage.catalogue import Access
@@ -140,7 +139,7 @@ def test_a_job_goes_on_while_the_database_is_away_and_its_lease_lasts(
         raise OperationalError("UPDATE", {}, Exception("server closed the connection"))
 
     for name, value in (("LEASE", lease), ("RENEW", 0.0), ("PROGRESS", 0.0)):
-        monkeypatch.setattr(f"gnnplan.api.jobs.execution.{name}_SECONDS", value)
+        monkeypatch.setattr(f"gnnplan.api.jobs.lanes.{name}_SECONDS", value)
     for name in ("renew", "progress"):
         monkeypatch.setattr(JobQueue, name, refuse)
     storage = Storage(tmp_path)
