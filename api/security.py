@@ -26,7 +26,7 @@ from starlette.datastructures import Headers
 from starlette.requests import cookie_parser
 
 from gnnplan.api.errors import ForbiddenError, UnauthorizedError
-from gnnplan.api.storage.catalogue import Access
+from gnnplan.api.storage.storage import Access
 from gnnplan.api.storage.tables import KeyRow
 from gnnplan.planner.settings import MODELS
 from gnnplan.runtime.errors import InputError

@@ -19,7 +19,7 @@ from gnnplan.api.security import Principal, check_model, check_owner
 from gnnplan.api.service.context import Caller, Service, as_json
 from gnnplan.api.service.inputs import graph_folder, machine_reference
 from gnnplan.api.service.jobs import submit
-from gnnplan.api.storage.catalogue import PlanInUseError
+from gnnplan.api.storage.storage import PlanInUseError
 from gnnplan.api.storage.tables import JobRow, PlanRow
 from gnnplan.planner.machine.model import MachineModel, load_machine
 from gnnplan.planner.probe.presets import load_preset

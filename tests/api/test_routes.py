@@ -19,10 +19,9 @@ from gnnplan.api.errors import UnprocessableError
 from gnnplan.api.jobs.lanes import Execution, Lanes
 from gnnplan.api.jobs.process import EVENTS_FILE, JobContext, event_of
 from gnnplan.api.service.runs import check_can_begin
-from gnnplan.api.storage.catalogue import Access
 from gnnplan.api.storage.database import Database
 from gnnplan.api.storage.job_queue import LEASE_SECONDS, Ending, JobQueue, NewJob
-from gnnplan.api.storage.storage import Storage
+from gnnplan.api.storage.storage import Access, Storage
 from gnnplan.planner.errors import PlanDoesNotFit
 from gnnplan.planner.probe.presets import load_preset
 from gnnplan.planner.queries.estimate import EstimateSettings, estimate
