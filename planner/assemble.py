@@ -16,13 +16,13 @@ from gnnplan.planner.cost.stages.gather_gpu import gather_programs
 from gnnplan.planner.cost.step import mark_estimated
 from gnnplan.planner.errors import PlanDoesNotFit
 from gnnplan.planner.machine.model import MachineModel
-from gnnplan.planner.placement.location import (
+from gnnplan.planner.placement.place import CandidatePlacement
+from gnnplan.planner.placement.placement import (
     build_list_locations,
     build_locations,
     check_locations,
     sources,
 )
-from gnnplan.planner.placement.place import CandidatePlacement
 from gnnplan.planner.search.choose import PlacedCandidate, alternatives, certificate
 from gnnplan.planner.search.samplers import plan_sampler, statistics_of
 from gnnplan.planner.search.search import Search, SearchResult

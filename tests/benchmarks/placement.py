@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from gnnplan.planner.placement.costs import RowCosts, alpha
 from gnnplan.planner.placement.evaluate import evaluate
-from gnnplan.planner.placement.location import build_locations, check_locations
 from gnnplan.planner.placement.order import hotness_order
+from gnnplan.planner.placement.placement import build_locations, check_locations
 from gnnplan.planner.placement.policies.song_jiang import algorithm1, best_of
 from tests.benchmarks.common import REPEATS, Spread, record
 

@@ -1,10 +1,10 @@
-"""Tests of planner.placement.location."""
+"""Tests of the location tables of planner.placement.placement."""
 
 import numpy as np
 import pytest
 
 from gnnplan.planner.placement.costs import RowCosts
-from gnnplan.planner.placement.location import (
+from gnnplan.planner.placement.placement import (
     MAX_DEVICES,
     build_locations,
     check_locations,

@@ -10,7 +10,7 @@ import pytest
 from gnnplan.planner.errors import SettingsError
 from gnnplan.planner.placement.costs import RowCosts
 from gnnplan.planner.placement.evaluate import evaluate
-from gnnplan.planner.placement.location import build_locations, check_locations
+from gnnplan.planner.placement.placement import build_locations, check_locations
 from gnnplan.planner.placement.policies.policy import choose_host_items
 from gnnplan.planner.placement.policies.song_jiang import best_of
 from gnnplan.planner.placement.problem import rows_problem
@@ -145,6 +145,6 @@ def test_bad_requests_are_refused_in_one_line(hotness):
 
 
 def test_placement_imports_no_torch():
-    code = "import sys, planner.placement.policies.policy, planner.placement.location\n"
+    code = "import sys, planner.placement.policies.policy, planner.placement.placement\n"
     code += "import planner.profile.analytic\nassert 'torch' not in sys.modules"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -11,7 +11,7 @@ from gnnplan.planner import pipeline
 from gnnplan.planner.assemble import assemble
 from gnnplan.planner.cost.rates import topology_bytes
 from gnnplan.planner.errors import SettingsError
-from gnnplan.planner.placement.location import build_list_locations
+from gnnplan.planner.placement.placement import build_list_locations
 from gnnplan.planner.probe.presets import load_preset, on_hosts
 from gnnplan.planner.queries.explain import explain, render
 from gnnplan.planner.queries.why_not import why_not
