@@ -20,21 +20,19 @@ from gnnplan.planner.fullgraph.candidate import Cut, first_layers, settings_of
 from gnnplan.planner.fullgraph.formulas import PartSizes
 from gnnplan.planner.machine.model import MachineModel
 from gnnplan.planner.partition.partition import partition
-from gnnplan.planner.profile.core_operations import (
-    TENSORS,
-    CoreWork,
-    attention_work,
-    gradient_work,
-    loss_work,
-    picking_work,
-)
 from gnnplan.planner.profile.operations import (
     FLOAT_BYTES,
+    TENSORS,
+    CoreWork,
     LayerShape,
     Operation,
     aggregation,
+    attention_work,
     elementwise,
+    gradient_work,
     layer_operations,
+    loss_work,
+    picking_work,
     product,
 )
 from gnnplan.planner.profile.roofline import (

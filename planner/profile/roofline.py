@@ -11,7 +11,7 @@ On p cores of a rank, at the rates of such hardware (probe/parts/effects.yaml, D
     T = starts t_o + sum over operations of max(flops / F, bytes / B)
 
 t_o is the time that torch takes to start an operation; F and B grow as p^e. Operations and starts
-are the runtime's on cores (`core_operations`). Where a probe or a training has measured this
+are the runtime's on cores (`operations.CoreWork`). Where a probe or a training has measured this
 machine's cores, all three rates are the machine's own at p threads (probe/computing.py, DEC-190).
 Nothing is run; the provenance of every number made here is `derived`.
 """
@@ -31,24 +31,22 @@ from gnnplan.planner.cost.stages.host import (
 from gnnplan.planner.errors import SettingsError
 from gnnplan.planner.machine.model import MachineModel, Table, make_table
 from gnnplan.planner.probe.presets import load_effects
-from gnnplan.planner.profile.core_operations import (
-    TENSORS,
-    CoreWork,
-    encoding_work,
-    gradient_work,
-    layer_work,
-    link_loss_work,
-    loss_work,
-)
 from gnnplan.planner.profile.operations import (
     FLOAT_BYTES,
     HALF_BYTES,
     HALVES,
+    TENSORS,
+    CoreWork,
     LayerShape,
     Operation,
     RooflineRate,
     elementwise,
+    encoding_work,
+    gradient_work,
     layer_operations,
+    layer_work,
+    link_loss_work,
+    loss_work,
     multiplies_first,
     product,
     rounding,

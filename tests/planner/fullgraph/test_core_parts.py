@@ -9,7 +9,7 @@ from gnnplan.planner.fullgraph.formulas import PartSizes
 from gnnplan.planner.fullgraph.parts import Case, PartAnswer, derive_part
 from gnnplan.planner.machine.model import MachineModel, make_table
 from gnnplan.planner.probe import computing, presets
-from gnnplan.planner.profile import core_operations as core
+from gnnplan.planner.profile import operations as core
 from gnnplan.planner.profile.operations import LayerShape
 from gnnplan.planner.profile.roofline import CoresRate, num_parameters, update_seconds
 from gnnplan.runtime.plan.schema import FullGraph, Workload

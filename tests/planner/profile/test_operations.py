@@ -1,4 +1,4 @@
-"""Counts of planner/profile/core_operations.py against what the runtime does, call by call."""
+"""Counts of planner/profile/operations.py against what the runtime does, call by call."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -11,7 +11,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gnnplan.planner.probe import computing
-from gnnplan.planner.profile import core_operations as core
+from gnnplan.planner.profile import operations as core
 from gnnplan.planner.profile.operations import LayerShape, layer_operations, product
 from gnnplan.planner.profile.roofline import core_work
 from gnnplan.planner.workload import BatchProfile
