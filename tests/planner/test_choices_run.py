@@ -17,8 +17,7 @@ from gnnplan.planner.profile.cache import Profile
 from gnnplan.planner.profile.draws import GraphDraws
 from gnnplan.planner.profile.presample import presample
 from gnnplan.planner.search.choose import PlacedCandidate
-from gnnplan.planner.search.dimensions.batches import BULKS, KAPPAS
-from gnnplan.planner.search.dimensions.locality import FACTORS
+from gnnplan.planner.search.dimensions.batches import BULKS, FACTORS, KAPPAS
 from gnnplan.planner.search.search import Search, SearchResult
 from gnnplan.planner.settings import PlanSettings
 from gnnplan.runtime.graph.dataset import Graph

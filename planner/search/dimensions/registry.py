@@ -13,7 +13,7 @@ from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from gnnplan.planner.candidate import Candidate, plain_words
-from gnnplan.planner.search.dimensions.batches import Dependence, Stacks
+from gnnplan.planner.search.dimensions.batches import Dependence, LocalNeighbours, Stacks
 from gnnplan.planner.search.dimensions.dimension import (
     Dimension,
     Omission,
@@ -27,7 +27,6 @@ from gnnplan.planner.search.dimensions.joined_ranks import (
     keep_shared,
     no_grids,
 )
-from gnnplan.planner.search.dimensions.locality import LocalNeighbours
 from gnnplan.planner.search.dimensions.ranks import Cores, Gpus
 from gnnplan.planner.search.dimensions.rows import Caches, FixedRows, OwnedRows
 
