@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from gnnplan.planner.candidate import Candidate, RankRows
 from gnnplan.planner.cost.memory import gpu_stack_bytes, stack_bytes
+from gnnplan.planner.cost.rates import MachineTable
 from gnnplan.planner.cost.request import Request, seeds_per_rank
 from gnnplan.planner.machine.model import Table
 from gnnplan.planner.placement.place import CandidatePlacement
@@ -24,11 +25,6 @@ from gnnplan.planner.workload import BatchProfile
 from gnnplan.runtime.plan.schema import DYNAMIC, Sampler
 from gnnplan.runtime.sampling.registry import find_sampler, is_able, sampler_or_unknown
 
-TABLE = "bulk_sample"
-"""Table of a stacked batch's seconds over a single one's; axis: batches (`cost.terms`)."""
-DEPENDENT = "dependent_sample"
-"""Table of a dependent batch's seconds over an independent one's; axis: kappa."""
-
 
 def at_stack_rate(request: Request, candidate: Candidate, draws: Draws | None) -> Request:
     """Return the request on a machine that knows the rate of a candidate's stacks.
@@ -37,7 +33,9 @@ def at_stack_rate(request: Request, candidate: Candidate, draws: Draws | None) -
     """
     if candidate.bulk_batches == 1 or candidate.topology.policy == "partitioned" or draws is None:
         return request
-    return _with_rate(request, TABLE, lambda: draws.stack_rate(candidate.num_ranks))
+    return _with_rate(
+        request, MachineTable.BULK_SAMPLE, lambda: draws.stack_rate(candidate.num_ranks)
+    )
 
 
 def at_dependent_rate(request: Request, candidate: Candidate, draws: Draws | None) -> Request:
@@ -49,7 +47,9 @@ def at_dependent_rate(request: Request, candidate: Candidate, draws: Draws | Non
         return request
     if candidate.gpus:
         return with_read_edges(request, candidate, draws)
-    return _with_rate(request, DEPENDENT, lambda: draws.dependent_rate(candidate.num_ranks))
+    return _with_rate(
+        request, MachineTable.DEPENDENT_SAMPLE, lambda: draws.dependent_rate(candidate.num_ranks)
+    )
 
 
 def with_read_edges(request: Request, candidate: Candidate, draws: Draws) -> Request:
@@ -65,7 +65,7 @@ def with_read_edges(request: Request, candidate: Candidate, draws: Draws) -> Req
     return replace(request, profile=replace(request.profile, batches=sizes))
 
 
-def _with_rate(request: Request, name: str, rate: Callable[[], Table | str]) -> Request:
+def _with_rate(request: Request, name: MachineTable, rate: Callable[[], Table | str]) -> Request:
     """Return the request with a table of drawn batches, where it is missing and can be made.
 
     Without it such batches are priced as single, independent ones.
@@ -76,7 +76,7 @@ def _with_rate(request: Request, name: str, rate: Callable[[], Table | str]) -> 
     found = rate()
     if isinstance(found, str):
         return request
-    return replace(request, machine=request.machine.with_tables({name: found}))
+    return replace(request, machine=request.machine.with_tables({name.value: found}))
 
 
 BULKS = (4, 16, 64)

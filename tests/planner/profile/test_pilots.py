@@ -6,11 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from gnnplan.planner.cost.rates import MachineTable
 from gnnplan.planner.machine.model import Table
 from gnnplan.planner.profile import draws as draws_module, draws as pilots
 from gnnplan.planner.profile.cache import keep_answer
 from gnnplan.planner.profile.draws import GraphDraws
-from gnnplan.planner.search.dimensions.batches import DEPENDENT, TABLE, share_draws
+from gnnplan.planner.search.dimensions.batches import share_draws
 from gnnplan.planner.settings import PlanSettings
 from gnnplan.runtime.graph.dataset import Graph
 from gnnplan.runtime.plan.schema import Workload
@@ -120,7 +121,7 @@ def test_dependent_batches_are_priced_at_their_own_rate(opened):
     mine, theirs = (p.prediction.stages["sample"] for p in (dependent, plain))
     assert rate > 0.0  # measured: on a graph this small it may fall on either side of 1
     assert mine == pytest.approx(rate * theirs)
-    assert DEPENDENT in dependent.prediction.provenance["sample"]
+    assert MachineTable.DEPENDENT_SAMPLE in dependent.prediction.provenance["sample"]
     assert dependent.seconds >= search.lower_bound([dependent, plain]) * (1 - 1e-9)
     again = GraphDraws(graph=search.draws.graph, settings=search.settings, measure=False)
     assert "plan again" in str(again.dependent_rate(1))
@@ -139,5 +140,5 @@ def test_a_stack_is_priced_at_its_own_rate_where_the_sampler_was_timed(opened):
     rate = search.draws.stack_rate(1).at(batches=found.candidate.bulk_batches)
     mine, theirs = (p.prediction.stages["sample"] for p in (stack, single))
     assert mine == pytest.approx(rate * theirs)
-    assert TABLE in stack.prediction.provenance["sample"]
+    assert MachineTable.BULK_SAMPLE in stack.prediction.provenance["sample"]
     assert stack.seconds >= search.lower_bound([stack, single]) * (1 - 1e-9)
