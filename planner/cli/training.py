@@ -13,6 +13,7 @@ from typer.core import TyperCommand
 
 from gnnplan.planner.cli import remote
 from gnnplan.planner.cli.common import (
+    EmitOptions,
     HostOptions,
     JsonFlag,
     changed_flags,
@@ -28,7 +29,6 @@ from gnnplan.planner.cli.common import (
     table_of,
     with_options,
 )
-from gnnplan.planner.cli.emit_options import EmitOptions
 from gnnplan.planner.cli.remote import ServerOption
 from gnnplan.planner.errors import SettingsError
 from gnnplan.planner.queries.tuned import TuneRequest, TuneResult, train_and_keep, train_dataset
