@@ -1,4 +1,4 @@
-"""Links of the machine graph, derived from the measured tables and the NVML inventory.
+"""Parts and links of the machine graph, from facts, the measured tables and the NVML inventory.
 
 A link holds one latency and one bandwidth for pictures, bounds and what-if questions; the cost
 model reads the tables they were derived from. GPU links carry what the driver states, until they
@@ -6,7 +6,11 @@ are measured: their provenance is `derived` and never `measured`.
 """
 
 import itertools
+import shutil
+from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -14,7 +18,6 @@ from gnnplan.planner.machine.model import Link, MachineModel, Memory, Processor,
 from gnnplan.planner.partition.cliques import clique_covers
 from gnnplan.planner.probe.gpu.nvml import Gpu, Inventory
 from gnnplan.planner.probe.grid import fit_alpha_beta
-from gnnplan.planner.probe.host import shared_bridges
 from gnnplan.planner.probe.presets import Part, find_gpu, gpu_tables, load_effects
 
 DISK = "disk0.read"
@@ -29,6 +32,32 @@ PCIE_BYTES_PER_SECOND_PER_LANE = {
 }
 """PCIe rates by generation, one direction, line code included; PCI Express base specifications 1.0
 to 6.0."""
+
+
+def host_processor(facts: dict[str, Any]) -> Processor:
+    """Return all usable cores together."""
+    return Processor(
+        name="cpu0", kind="cpu", memory="host0", cores=facts["cores"], model=facts["cpu_model"]
+    )
+
+
+def host_memories(facts: dict[str, Any], scratch: Path) -> list[Memory]:
+    """Return the host's RAM, and the disk that holds `scratch` (its free bytes)."""
+    numa_node = 0 if facts["numa_nodes"] == 1 else -1
+    return [
+        Memory(name="host0", kind="host", capacity_bytes=facts["ram_bytes"], numa_node=numa_node),
+        Memory(name="disk0", kind="disk", capacity_bytes=shutil.disk_usage(scratch).free),
+    ]
+
+
+def numa_notes(facts: dict[str, Any]) -> list[str]:
+    """Say where several memories were measured as one."""
+    if facts["numa_nodes"] == 1:
+        return []
+    return [
+        f"host0: {facts['numa_nodes']} NUMA nodes measured as one memory; "
+        "rates between nodes are not told apart"
+    ]
 
 
 def host_links(tables: dict[str, Table]) -> tuple[list[Link], list[str]]:
@@ -183,6 +212,35 @@ def pcie_groups(inventory: Inventory) -> list[list[int]]:
 
 BEFORE_SWITCHES = 6
 """Major compute capability before the first NVSwitch, since when each has had its own."""
+
+
+def shared_bridges(bridges: Mapping[int, list[str]]) -> list[list[int]]:
+    """Group devices by the lowest bridge that two or more of them share.
+
+    Args:
+        bridges: addresses above each device, root first.
+
+    Returns:
+        Groups of at least two devices, each device in at most one.
+
+    >>> shared_bridges({0: ["00", "a", "b"], 1: ["00", "a", "c"], 2: ["00", "d"]})
+    [[0, 1]]
+    >>> shared_bridges({0: ["a", "b"], 1: ["a", "b"], 2: ["a", "c"], 3: ["a", "c"]})
+    [[0, 1], [2, 3]]
+    """
+    left, groups = dict(bridges), list[list[int]]()
+    deepest = max((len(path) for path in bridges.values()), default=0)
+    for depth in range(deepest - 1, -1, -1):
+        under: dict[str, list[int]] = {}
+        for device, path in left.items():
+            if len(path) > depth:
+                under.setdefault(path[depth], []).append(device)
+        for devices in under.values():
+            if len(devices) > 1:
+                groups.append(sorted(devices))
+                for device in devices:
+                    del left[device]
+    return sorted(groups)
 
 
 def gpu_switches(inventory: Inventory) -> list[Switch]:

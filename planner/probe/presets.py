@@ -141,7 +141,7 @@ def machine_at_once() -> MachineModel:
     """
     from gnnplan.planner.array_cache import cache_folder
     from gnnplan.planner.probe.gpu.nvml import inventory
-    from gnnplan.planner.probe.host import host_memories, host_processor
+    from gnnplan.planner.probe.links import host_memories, host_processor, with_rates_of_parts
     from gnnplan.runtime.device import machine_facts, machine_fingerprint
 
     scratch, known = cache_folder(), known_machine(None)
@@ -162,8 +162,6 @@ def machine_at_once() -> MachineModel:
     cores = with_rates(cores)
     if found is None or not found.gpus:
         return cores
-    from gnnplan.planner.probe.links import with_rates_of_parts
-
     return with_rates_of_parts(cores, found)
 
 

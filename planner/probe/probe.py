@@ -30,10 +30,10 @@ from gnnplan.planner.probe import (
     collectives,
     computing,
     disk,
-    host,
     links,
     memory,
     overlap,
+    quiet,
     sampling,
 )
 from gnnplan.planner.probe.context import (
@@ -165,7 +165,7 @@ def probe_with(
     facts = machine_facts()
     cores = facts["cores"]
     wanted = max(2, cores * (2 if sizes.oversubscribe else 1))
-    before = host.read_load()
+    before = quiet.read_load()
     scratch = Path(tempfile.mkdtemp(prefix="probe-", dir=cache_folder()))
     sizes = fit_to(sizes, cores=cores, available_ram_bytes=available_ram_bytes())
     try:
@@ -187,12 +187,12 @@ def probe_with(
                 under_way.measure_all()
             except OutOfTime:
                 team.kill()
-        memories = host.host_memories(facts, scratch)
+        memories = links.host_memories(facts, scratch)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-    notes = under_way.time_notes() + context.notes + host.numa_notes(facts)
-    notes += host.load_notes(before, host.read_load(), cores)
-    notes += host.disturbance_notes(context.patience.num_disturbed)
+    notes = under_way.time_notes() + context.notes + links.numa_notes(facts)
+    notes += quiet.load_notes(before, quiet.read_load(), cores)
+    notes += quiet.disturbance_notes(context.patience.num_disturbed)
     report("done", 1.0)
     machine = _assemble(
         facts, sizes, under_way.tables, under_way.noise, memories, notes, under_way.gpus
@@ -323,7 +323,7 @@ def _assemble(
     notes: list[str],
     gpus: Inventory | None,
 ) -> MachineModel:
-    processors: list[Processor] = [host.host_processor(facts)]
+    processors: list[Processor] = [links.host_processor(facts)]
     found_links, link_notes = links.host_links(tables)
     covers: list[list[list[str]]] = [[]]
     switches: list[Switch] = []

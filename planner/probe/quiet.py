@@ -1,4 +1,4 @@
-"""Whether the machine is quiet: a small training step beside its good moments.
+"""Whether the machine is quiet: a small training step beside its good moments, and its load.
 
 Other processes, other machines on the same chip and a throttled clock all make a small model's step
 longer (DEC-19), and shorter steps than usual do not occur. Looks of earlier runs are kept, because
@@ -10,8 +10,10 @@ import contextlib
 import functools
 import json
 import math
+import os
 import time
 from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -33,6 +35,7 @@ FRESH_SECONDS = 0.2
 """Age up to which a look counts as one of this moment."""
 APART_SECONDS = 1.0
 """Least seconds between two kept looks, so that a long disturbance does not become the rule."""
+PROC = Path("/proc")
 
 
 class Disturbance:
@@ -136,3 +139,55 @@ def seen_before(folder: Path) -> list[float]:
 
 def _file(folder: Path) -> Path:
     return folder / f"cores-{machine_fingerprint()}.json"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoadSample:
+    """Busy, stolen and all processor ticks since boot, and the load average of the last minute."""
+
+    busy_ticks: int
+    steal_ticks: int
+    all_ticks: int
+    load: float
+
+
+def read_load() -> LoadSample:
+    """Read the load from /proc; where that is missing all ticks are zero."""
+    try:
+        words = (PROC / "stat").read_text().splitlines()[0].split()[1:9]
+    except (OSError, IndexError):
+        words = []
+    ticks = [int(w) for w in words] + [0] * (8 - len(words))
+    idle, steal = ticks[3] + ticks[4], ticks[7]
+    return LoadSample(
+        busy_ticks=sum(ticks) - idle - steal,
+        steal_ticks=steal,
+        all_ticks=sum(ticks),
+        load=os.getloadavg()[0],
+    )
+
+
+def load_notes(before: LoadSample, after: LoadSample, cores: int) -> list[str]:
+    """Note a load average above a quarter of the cores, or over 1% of processor time stolen."""
+    notes: list[str] = []
+    if before.load > max(0.25 * cores, 0.5):
+        notes.append(
+            f"load: {before.load:.1f} before the probe on {cores} cores: other work was running; "
+            "probe an idle machine"
+        )
+    ticks = after.all_ticks - before.all_ticks
+    stolen = (after.steal_ticks - before.steal_ticks) / ticks if ticks > 0 else 0.0
+    if stolen > 0.01:
+        notes.append(f"load: {stolen:.1%} of processor time was stolen by the hypervisor")
+    return notes
+
+
+def disturbance_notes(num_disturbed: int) -> list[str]:
+    """Say how many points were measured while the machine was slower than in its good moments."""
+    if not num_disturbed:
+        return []
+    return [
+        f"disturbed: {num_disturbed} points were measured while a small training step took longer "
+        "than in this machine's good moments: other work, or neighbours outside this machine that "
+        "share its cores, slow it down; probe and profile in a quieter hour"
+    ]

@@ -14,8 +14,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from gnnplan.planner.errors import MachineError
-from gnnplan.planner.probe.gpu.nvml import bus_key
-from gnnplan.planner.probe.host import PciDevices, PciFacts
+from gnnplan.planner.probe.gpu.nvml import PciDevices, PciFacts, bus_key
 from gnnplan.runtime import codec
 
 FORMAT = "gnnplan-nvml-1"

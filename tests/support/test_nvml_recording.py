@@ -11,8 +11,7 @@ from gnnplan.planner.errors import MachineError
 from gnnplan.planner.machine.model import save_machine
 from gnnplan.planner.probe.doctor import topology_findings
 from gnnplan.planner.probe.gpu import nvml as nvml_module
-from gnnplan.planner.probe.gpu.nvml import inventory
-from gnnplan.planner.probe.host import SysfsDevices
+from gnnplan.planner.probe.gpu.nvml import SysfsDevices, inventory
 from gnnplan.planner.probe.links import (
     gpu_links,
     gpu_switches,

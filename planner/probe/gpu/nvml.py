@@ -5,15 +5,17 @@ stays unknown, it is never guessed. Names follow nvidia-ml-py, module `pynvml`, 
 here only when the inventory is asked for; tests hand in a fake or a recorded module instead.
 
 The remote end of an NVLink may be a peer, a switch or hidden from us; in the last case links count
-as a way between two GPUs only where the driver says that peer access over NVLink works.
+as a way between two GPUs only where the driver says that peer access over NVLink works. How far up
+two GPUs meet on PCIe NVML says, but not under which bridge; the system's device tree does.
 """
 
 import importlib
 import itertools
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from gnnplan.planner.machine.model import GPUS_LOST
 from gnnplan.planner.probe.gpu.inventory import (
@@ -30,7 +32,6 @@ from gnnplan.planner.probe.gpu.inventory import (
     used_bytes,
     visible_gpus,
 )
-from gnnplan.planner.probe.host import PciDevices, SysfsDevices
 
 __all__ = ["Asker", "Gpu", "GpuPair", "Inventory", "inventory", "set_bits"]
 
@@ -47,6 +48,46 @@ P2P_INDEX = {"read": 0, "write": 1, "nvlink": 2, "atomics": 3, "pci": 4}
 """Indices as plain integers: the module's constant for `read` is a tuple by mistake."""
 P2P_OK = 0
 MASK_WORDS = 16
+_ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PciFacts:
+    """What the system knows of one PCI device."""
+
+    numa_node: int | None = None
+    """NUMA node; None where the system does not know (it says -1)."""
+    bridges: list[str] | None = None
+    """PCI addresses above the device, the one next to the root first; None where unknown."""
+
+
+@runtime_checkable
+class PciDevices(Protocol):
+    """Looks PCI devices up by address."""
+
+    def facts(self, bus_id: str) -> PciFacts | None:
+        """Return the facts of a device; None where there is no such device."""
+        ...
+
+
+class SysfsDevices:
+    """Devices of this machine, from the tree `sysfs`."""
+
+    def __init__(self, sysfs: Path = Path("/sys")) -> None:
+        self._folder = sysfs / "bus/pci/devices"
+
+    def facts(self, bus_id: str) -> PciFacts | None:
+        """Return NUMA node and bridges of a device; None where there is no such device."""
+        place = self._folder / bus_id
+        if not bus_id or not place.exists():
+            return None
+        try:
+            node = int((place / "numa_node").read_text())
+        except (OSError, ValueError):
+            node = -1
+        above = [part for part in place.resolve().parts[:-1] if _ADDRESS.fullmatch(part)]
+        return PciFacts(numa_node=node if node >= 0 else None, bridges=above or None)
+
 
 
 def inventory(

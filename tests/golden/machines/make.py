@@ -9,8 +9,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from gnnplan.planner.probe.gpu.nvml import inventory
-from gnnplan.planner.probe.host import PciFacts
+from gnnplan.planner.probe.gpu.nvml import PciFacts, inventory
 from gnnplan.runtime import codec
 from tests.planner.probe.fake_nvml import GPU, SWITCH, UNKNOWN, Device, FakeNvml, Link
 from tests.support.nvml_recording import RecordedDevices, Recorder

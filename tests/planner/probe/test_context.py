@@ -7,7 +7,7 @@ import pytest
 from gnnplan.planner.probe.collectives import asked_sizes
 from gnnplan.planner.probe.context import FULL, QUICK, ProbeContext, fit_to, powers_up_to
 from gnnplan.planner.probe.grid import Budget
-from gnnplan.planner.probe.host import LoadSample, load_notes
+from gnnplan.planner.probe.quiet import LoadSample, load_notes
 from gnnplan.planner.probe.team import Team
 from gnnplan.planner.probe.timing import summarize
 

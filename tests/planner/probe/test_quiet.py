@@ -9,8 +9,14 @@ import torch
 from gnnplan.planner.array_cache import cache_folder
 from gnnplan.planner.probe import quiet as module
 from gnnplan.planner.probe.doctor import examine
-from gnnplan.planner.probe.host import disturbance_notes
-from gnnplan.planner.probe.quiet import SLOW, Disturbance, disturbance, seen_before, step_seconds
+from gnnplan.planner.probe.quiet import (
+    SLOW,
+    Disturbance,
+    disturbance,
+    disturbance_notes,
+    seen_before,
+    step_seconds,
+)
 from gnnplan.planner.probe.timing import DISTURBED
 
 
