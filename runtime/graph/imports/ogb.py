@@ -25,8 +25,8 @@ from numpy.typing import NDArray
 
 from gnnplan.runtime.errors import DatasetError
 from gnnplan.runtime.graph.csc import array_edges
-from gnnplan.runtime.graph.imports.archive import open_plain_members
 from gnnplan.runtime.graph.imports.inventory import EDGE_DATA, Inventory, Role
+from gnnplan.runtime.graph.imports.npz import open_plain_members
 from gnnplan.runtime.graph.imports.source import (
     ImportOptions,
     RawFeatures,

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from gnnplan.runtime.errors import DatasetError
-from gnnplan.runtime.graph.imports.archive import NpzArchive
 from gnnplan.runtime.graph.imports.importing import import_graph
+from gnnplan.runtime.graph.imports.npz import NpzArchive
 
 N = 6
 RING: dict[str, Any] = {"indptr": np.arange(N + 1), "indices": np.arange(N)}
@@ -46,7 +46,7 @@ def test_a_missing_member_is_refused_before_a_byte_is_unpacked(
     def unpack(*_: object) -> None:
         raise AssertionError("unpacked")
 
-    monkeypatch.setattr("gnnplan.runtime.graph.imports.archive._unpack", unpack)
+    monkeypatch.setattr("gnnplan.runtime.graph.imports.npz._unpack", unpack)
     with pytest.raises(DatasetError, match=missing):
         import_graph(tmp_path / "p.npz", tmp_path / "g")
     assert [p.name for p in tmp_path.iterdir()] == ["p.npz"]
@@ -60,7 +60,7 @@ def test_a_member_larger_than_the_free_disk_is_refused_in_one_line(
     class Usage:
         free = 100_000
 
-    monkeypatch.setattr("gnnplan.runtime.graph.imports.archive.shutil.disk_usage", lambda _: Usage)
+    monkeypatch.setattr("gnnplan.runtime.graph.imports.npz.shutil.disk_usage", lambda _: Usage)
     with pytest.raises(DatasetError, match=r"found 'x' of 0\.000 GB for 0\.000 GB free") as caught:
         import_graph(tmp_path / "p.npz", tmp_path / "g")
     assert "\n" not in str(caught.value)
