@@ -236,7 +236,7 @@ def make_neighbor(r: SamplerRequest) -> Any:
         # Of equal probabilities the weights of every estimator are those of the plain mean.
         return _make_uniform(r, r.fanouts)
     return r.make(
-        "gnnplan.runtime.sampling.weighted:WeightedSampler",
+        "gnnplan.runtime.sampling.neighbor:WeightedSampler",
         "gnnplan.runtime.sampling.gpu.locality:DeviceWeightedSampler",
         r.fanouts,
         edge_weight=r.edge_weight,
@@ -328,7 +328,7 @@ def make_layerwise(r: SamplerRequest) -> Any:
 
 def _make_local_layers(r: SamplerRequest) -> Any:
     from gnnplan.runtime.sampling.locality import Correction, check_factor, rings
-    from gnnplan.runtime.sampling.weighted import Boost
+    from gnnplan.runtime.sampling.neighbor import Boost
 
     _check_every_hop(r)
     draws, estimator = r.choice(Correction, "correction").way

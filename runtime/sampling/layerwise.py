@@ -30,10 +30,10 @@ from gnnplan.runtime.sampling.choose.layerwise import Law, LayerGraph, Method, N
 from gnnplan.runtime.sampling.dependent import StreamPolicy
 from gnnplan.runtime.sampling.memory import Ledger
 from gnnplan.runtime.sampling.minibatch import Dialect, MiniBatch, Request, RequestSampler
+from gnnplan.runtime.sampling.neighbor import Boost
 from gnnplan.runtime.sampling.relabel import Table
 from gnnplan.runtime.sampling.rng import Purpose
 from gnnplan.runtime.sampling.statistics import Estimator
-from gnnplan.runtime.sampling.weighted import Boost
 from gnnplan.runtime.sampling.workspace import of_thread
 
 

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from gnnplan.runtime.errors import SamplerError
 from gnnplan.runtime.sampling.checks import read_only
 from gnnplan.runtime.sampling.compiled import kernel
+from gnnplan.runtime.sampling.neighbor import Boost, WeightedSampler
 from gnnplan.runtime.sampling.statistics import Draws, Estimator
-from gnnplan.runtime.sampling.weighted import Boost, WeightedSampler
 
 FAR = 255
 """Ring of a vertex in no local set."""

@@ -36,10 +36,10 @@ from gnnplan.runtime.sampling.choose.poisson import unit, water_level
 from gnnplan.runtime.sampling.compiled import kernel
 from gnnplan.runtime.sampling.dependent import word_kernel
 from gnnplan.runtime.sampling.memory import Ledger
+from gnnplan.runtime.sampling.neighbor import Boost
 from gnnplan.runtime.sampling.relabel import Table
 from gnnplan.runtime.sampling.rng import key_kernel, mix_kernel, value_kernel
 from gnnplan.runtime.sampling.statistics import Estimator
-from gnnplan.runtime.sampling.weighted import Boost
 
 PATIENCE = 8
 """Darts per wanted column before rejection gives way to the race."""

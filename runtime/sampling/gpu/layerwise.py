@@ -43,8 +43,8 @@ from gnnplan.runtime.sampling.gpu.stack import EVERY, owners
 from gnnplan.runtime.sampling.gpu.topology import DeviceTopology
 from gnnplan.runtime.sampling.layerwise import make_law, policy_of
 from gnnplan.runtime.sampling.minibatch import Dialect, Request, RequestSampler
+from gnnplan.runtime.sampling.neighbor import Boost
 from gnnplan.runtime.sampling.statistics import Estimator
-from gnnplan.runtime.sampling.weighted import Boost
 
 
 @dataclass(frozen=True, slots=True)

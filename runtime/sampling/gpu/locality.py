@@ -32,9 +32,9 @@ from gnnplan.runtime.sampling.gpu.segments import (
 )
 from gnnplan.runtime.sampling.gpu.topology import DeviceTopology
 from gnnplan.runtime.sampling.locality import Correction, check_factor
+from gnnplan.runtime.sampling.neighbor import Boost
 from gnnplan.runtime.sampling.rng import Purpose
 from gnnplan.runtime.sampling.statistics import Draws, Estimator
-from gnnplan.runtime.sampling.weighted import Boost
 
 _Chosen = tuple[Tensor, Tensor, Tensor]
 """Row ends [n + 1], and of each edge drawn its place among the laid out ones and 1 / (d pi)."""

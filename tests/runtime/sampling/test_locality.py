@@ -8,8 +8,8 @@ from gnnplan.runtime.errors import SamplerError
 from gnnplan.runtime.sampling.layerwise import LayerwiseSampler
 from gnnplan.runtime.sampling.locality import FAR, Correction, LocalitySampler, rings
 from gnnplan.runtime.sampling.minibatch import Dialect, MiniBatch
+from gnnplan.runtime.sampling.neighbor import Boost, WeightedSampler
 from gnnplan.runtime.sampling.statistics import Draws, Estimator
-from gnnplan.runtime.sampling.weighted import Boost, WeightedSampler
 from tests.reference.weighted import poisson_probabilities
 
 Graph = tuple[NDArray[np.int64], NDArray[np.int32]]

@@ -11,9 +11,8 @@ from scipy import stats
 
 from gnnplan.runtime.errors import SamplerError
 from gnnplan.runtime.sampling.minibatch import Dialect, MiniBatch
-from gnnplan.runtime.sampling.neighbor import NeighborSampler
+from gnnplan.runtime.sampling.neighbor import Boost, NeighborSampler, WeightedSampler
 from gnnplan.runtime.sampling.statistics import Draws, Estimator
-from gnnplan.runtime.sampling.weighted import Boost, WeightedSampler
 from tests.reference.weighted import poisson_probabilities, sample_weighted_reference
 
 Graph = tuple[NDArray[np.int64], NDArray[np.integer]]

@@ -13,8 +13,8 @@ from gnnplan.runtime.sampling.dependent import StreamPolicy
 from gnnplan.runtime.sampling.layerwise import LayerwiseSampler
 from gnnplan.runtime.sampling.locality import rings
 from gnnplan.runtime.sampling.minibatch import Request
+from gnnplan.runtime.sampling.neighbor import Boost
 from gnnplan.runtime.sampling.statistics import Estimator
-from gnnplan.runtime.sampling.weighted import Boost
 from tests.runtime.sampling.device_cases import (
     assert_equal_batches,
     random_graph,

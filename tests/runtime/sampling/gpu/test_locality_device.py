@@ -7,7 +7,7 @@ import torch
 from gnnplan.runtime.sampling.dependent import Dependence
 from gnnplan.runtime.sampling.locality import Correction, LocalitySampler, rings
 from gnnplan.runtime.sampling.minibatch import Dialect
-from gnnplan.runtime.sampling.weighted import WeightedSampler
+from gnnplan.runtime.sampling.neighbor import WeightedSampler
 from tests.reference.dependent_neighbor import DependentNeighborSampler
 from tests.runtime.sampling.device_cases import (
     assert_equal_batches,
