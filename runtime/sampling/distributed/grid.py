@@ -6,8 +6,8 @@ gets its own batches, equal bit for bit to those of the single-process sampler, 
 and whatever k. All c processes of a row hold the same stack and draw the same numbers; the last hop
 draws for this rank alone, as no later fetch needs to know the others'.
 
-`bulk.sage` takes all hops of a batch in one launch, which needs all of A; here a launch is one hop
-of all batches, by the same `choose_rows` with the same numbers.
+`bulk.SageStack` takes all hops of a batch in one launch, which needs all of A; here a launch is one
+hop of all batches, by the same `choose_rows` with the same numbers.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from gnnplan.runtime.comm.mesh import ProcessGrid
 from gnnplan.runtime.errors import BudgetExceeded, SamplerError
 from gnnplan.runtime.sampling.build import BatchSampler
+from gnnplan.runtime.sampling.bulk.bulk import stack_streams
 from gnnplan.runtime.sampling.bulk.product import StackedBlocks, add_layer, stack_seeds, unstack
-from gnnplan.runtime.sampling.bulk.sage import stack_streams
 from gnnplan.runtime.sampling.checks import RELABEL_BUDGET_BYTES, fits_densely
 from gnnplan.runtime.sampling.choose.layerwise import Method, Numbers, one_row
 from gnnplan.runtime.sampling.choose.uniform import UniformRows
