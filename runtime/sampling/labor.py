@@ -25,7 +25,7 @@ from gnnplan.runtime.sampling.choose.labor import (
     choose_by_number,
     weigh_rows,
 )
-from gnnplan.runtime.sampling.choose.labor_scan import scan_rows
+from gnnplan.runtime.sampling.choose.poisson import scan_rows
 from gnnplan.runtime.sampling.dependent import HopStreams, StreamPolicy
 from gnnplan.runtime.sampling.frontier import HopwiseSampler, Weights
 from gnnplan.runtime.sampling.minibatch import Dialect

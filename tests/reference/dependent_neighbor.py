@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gnnplan.runtime.sampling.checks import RELABEL_BUDGET_BYTES
-from gnnplan.runtime.sampling.choose.labor_scan import keep_all
+from gnnplan.runtime.sampling.choose.poisson import keep_all
 from gnnplan.runtime.sampling.compiled import kernel
 from gnnplan.runtime.sampling.dependent import Dependence, HopStreams, StreamPolicy, word_kernel
 from gnnplan.runtime.sampling.frontier import HopwiseSampler

@@ -1,7 +1,7 @@
 """Choose the edges of many rows at once on a GPU: the same edges in the same order as the CPU's.
 
 `choose_some` is Floyd's method as tests/reference has it, a tile of rows at a time, all the offsets
-of a row in registers. `scan_below` is LABOR-0's threshold test (`labor_scan`), or takes rows whole;
+of a row in registers. `scan_below` is LABOR-0's threshold test (`scan_rows`), or takes rows whole;
 a pass that counts and one that writes draw the same words. A list is read at its row's address, in
 the device's memory, a peer's or the host's (`gpu.topology`). Streams and numbers of rows are read
 from the device, so that a captured graph can change them.
