@@ -12,9 +12,8 @@ from typing import Annotated, Any, Literal, Self, TypeVar, cast
 from gnnplan.planner.errors import SettingsError
 from gnnplan.planner.placement.policies.registry import PLACEMENT_POLICIES
 from gnnplan.runtime.errors import did_you_mean
-from gnnplan.runtime.plan.check import find_fault
 from gnnplan.runtime.plan.schema import MOST_FANOUT, Workload
-from gnnplan.runtime.plan.setting import Range, Setting, setting_fields
+from gnnplan.runtime.plan.setting import Range, Setting, find_fault, setting_fields
 from gnnplan.runtime.sampling.registry import DEFAULT_SAMPLER, SAMPLERS, is_layerwise
 from gnnplan.runtime.stages import refuse_captured_model
 

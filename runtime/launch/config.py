@@ -11,9 +11,8 @@ from typing import Annotated, Any
 from gnnplan.runtime import codec
 from gnnplan.runtime.errors import InputError
 from gnnplan.runtime.faults.failure import TRIAL_MARK, plan_on_trial
-from gnnplan.runtime.plan.check import find_fault
 from gnnplan.runtime.plan.schema import Plan
-from gnnplan.runtime.plan.setting import FANOUTS, Range, Setting
+from gnnplan.runtime.plan.setting import FANOUTS, Range, Setting, find_fault
 
 _EPOCHS, _STEPS = Range(least=0, most=1_000_000), Range(least=0, most=10**12)
 
