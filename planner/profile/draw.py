@@ -25,13 +25,14 @@ from gnnplan.planner.settings import PlanSettings
 from gnnplan.planner.workload import OwnedBatch, SharedBatch
 from gnnplan.runtime.graph.dataset import Graph, is_typed
 from gnnplan.runtime.loader.cooperative import CooperativeSeeds
-from gnnplan.runtime.loader.tasks import typed_sampler
+from gnnplan.runtime.loader.stages import link_stages, seed_batch
 from gnnplan.runtime.plan.schema import Sampler, Workload
 from gnnplan.runtime.sampling.build import BatchSampler, build_sampler
 from gnnplan.runtime.sampling.distributed.cooperative import CooperativeSampler, IdExchange
 from gnnplan.runtime.sampling.distributed.owner import Owners
 from gnnplan.runtime.sampling.minibatch import Block, Dialect, MiniBatch
 from gnnplan.runtime.sampling.seeds import LinkSchedule, SeedSchedule, ShardSchedule
+from gnnplan.runtime.sampling.typed import typed_sampler
 
 PROFILE_EPOCH = 1 << 30
 """Number of an epoch that no training reaches."""
@@ -159,11 +160,6 @@ def _sampler(
 
 def _link_drawer(graph: Graph, workload: Workload, sampler: Sampler, num_ranks: int) -> Drawer:
     """Draw by the loader's own stages, which know negatives and the edges left out."""
-    from gnnplan.runtime.loader.stages import seed_batch
-    from gnnplan.runtime.loader.tasks import (
-        link_stages,  # imports torch, which other profiles do without
-    )
-
     dialect = Dialect(sampler.dialect)
     settings = {"dialect": dialect, "seed": workload.seed}
     stages = [

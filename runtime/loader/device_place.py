@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from gnnplan.runtime.comm.collectives import Communicator
 from gnnplan.runtime.device import has_triton
@@ -25,15 +26,16 @@ from gnnplan.runtime.features.tier import AbstractFeatureStore
 from gnnplan.runtime.graph.dataset import Graph, is_typed
 from gnnplan.runtime.loader.bulk import open_shard
 from gnnplan.runtime.loader.stages import AbstractStage
-from gnnplan.runtime.loader.tasks import device_link_sampler, device_typed_sampler, sort_lists
 from gnnplan.runtime.loader.topology import FIRST_PEER, LocatedLists, read_lists
 from gnnplan.runtime.meter import StageMeter
 from gnnplan.runtime.plan.io import load_array
-from gnnplan.runtime.plan.schema import Plan, StepShapes
+from gnnplan.runtime.plan.schema import Plan, StepShapes, Workload
 from gnnplan.runtime.processor import processor_of
+from gnnplan.runtime.sampling.exclusion import Candidates, Exclude
 from gnnplan.runtime.sampling.memory import Envelope
 from gnnplan.runtime.sampling.minibatch import Dialect, MiniBatch
 from gnnplan.runtime.sampling.registry import find_sampler, why_on_host
+from gnnplan.runtime.sampling.typed import check_type_fanouts, sort_lists, type_fanouts
 from gnnplan.runtime.stages import Stage
 
 
@@ -109,6 +111,47 @@ def open_device_sampler(
     if plan.strategy.threads.capture and plan.strategy.bulk_batches == 1 and lent is None:
         return _captured(made, share)
     return made
+
+
+def device_typed_sampler(
+    graph: Graph,
+    workload: Workload,
+    topology: Any,
+    order: NDArray[np.int64] | None,
+    settings: dict[str, Any],
+) -> Any:
+    """Make `typed_sampler`'s form on a GPU, over a topology of `sort_lists`.
+
+    `settings` are those of `AbstractDeviceHops`, and the seed.
+    """
+    from gnnplan.runtime.sampling.gpu.tasks import DeviceTypedSampler
+
+    return DeviceTypedSampler(
+        topology,
+        check_type_fanouts(type_fanouts(graph, workload)),
+        order=order if settings["edge_ids"] else None,
+        node_type=graph.node_type if graph.x_by_type else None,
+        **settings,
+    )
+
+
+def device_link_sampler(workload: Workload, topology: Any, settings: dict[str, Any]) -> Any:
+    """Make the sampler of links on a GPU; `settings` as in `device_typed_sampler`."""
+    from gnnplan.runtime.sampling.gpu.tasks import (
+        DeviceExcludingSampler,
+        DeviceLinkSampler,
+        DeviceNegatives,
+    )
+
+    links = workload.links
+    return DeviceLinkSampler(
+        DeviceExcludingSampler(topology, workload.fanouts, **settings),
+        DeviceNegatives(
+            topology, links.num_negatives, candidates=Candidates(links.negatives),
+            seed=workload.seed,
+        ),
+        Exclude(links.exclude),
+    )  # fmt: skip
 
 
 def _peer_lists(plan: Plan, lists: LocatedLists, rank: int, comm: Communicator | None) -> Any:

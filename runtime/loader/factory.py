@@ -49,11 +49,12 @@ from gnnplan.runtime.loader.stages import (
     BufferRing,
     CopyStage,
     GatherStage,
+    LinkShareStage,
     SampleStage,
     SeedsStage,
+    link_stages,
     seed_batch,
 )
-from gnnplan.runtime.loader.tasks import LinkShareStage, link_stages, typed_sampler
 from gnnplan.runtime.loader.topology import Topology
 from gnnplan.runtime.meter import StageMeter
 from gnnplan.runtime.models.weights import count_self_loops, fill_weights
@@ -65,6 +66,7 @@ from gnnplan.runtime.sampling.memory import HopShapes
 from gnnplan.runtime.sampling.minibatch import Dialect, MiniBatch
 from gnnplan.runtime.sampling.registry import DEFAULT_SAMPLER, find_sampler, is_default
 from gnnplan.runtime.sampling.seeds import LinkSchedule, SeedSchedule, ShardSchedule
+from gnnplan.runtime.sampling.typed import typed_sampler
 from gnnplan.runtime.stages import Stage
 from gnnplan.runtime.train.overlap import IN_READ
 from gnnplan.runtime.train.precision import DTYPES

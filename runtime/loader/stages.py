@@ -6,6 +6,10 @@ A stage takes a batch in `submit` and gives it back in `wait`; background work (
 starts in the one and ends in the other. Stages are final and hold no batch: several threads may be
 in one stage with different batches, unless it is `ordered`. Exchanges with other ranks happen
 inside the feature store's read, and are metered and planned apart from the gather.
+
+Links' stages look at the whole global batch: in-batch negatives come from all its destinations, and
+all its links are left out of the graph. The number of ranks so changes neither a link's negatives
+nor a vertex's neighbours.
 """
 
 import threading
@@ -28,8 +32,14 @@ from gnnplan.runtime.models.adjacency import device_blocks
 from gnnplan.runtime.plan.schema import Workload
 from gnnplan.runtime.processor import processor_of
 from gnnplan.runtime.sampling.build import BatchSampler
+from gnnplan.runtime.sampling.exclusion import (
+    Candidates,
+    Exclude,
+    ExcludingSampler,
+    NegativeSampler,
+)
 from gnnplan.runtime.sampling.minibatch import Dialect, MiniBatch
-from gnnplan.runtime.sampling.seeds import SeedSchedule
+from gnnplan.runtime.sampling.seeds import LinkSchedule, SeedSchedule, link_seeds
 from gnnplan.runtime.stages import Stage
 from gnnplan.runtime.train.streams import AbstractMark, AbstractStreams
 
@@ -91,6 +101,90 @@ class SampleStage(AbstractStage):
             input_id=batch.input_id,
             global_num_seeds=batch.global_num_seeds,
         )
+
+
+class LinkShareStage(AbstractStage):
+    """Stage that chooses this rank's share of the step's links, for a GPU that draws the rest."""
+
+    name = Stage.SEEDS
+
+    def __init__(self, schedule: LinkSchedule) -> None:
+        self._schedule = schedule
+
+    def submit(self, batch: MiniBatch, index: int) -> MiniBatch:
+        """Fill `links` with pairs of nodes, and their global ids; a share may be empty."""
+        del index
+        share = self._schedule.share(batch.epoch, batch.step)
+        batch.links, batch.input_id, batch.global_num_seeds = share
+        return batch
+
+
+class LinkSeedsStage(AbstractStage):
+    """Stage that chooses this rank's share of the step's links and draws their negatives."""
+
+    name = Stage.SEEDS
+
+    def __init__(self, schedule: LinkSchedule, negatives: NegativeSampler) -> None:
+        self._schedule = schedule
+        self._negatives = negatives
+
+    def submit(self, batch: MiniBatch, index: int) -> MiniBatch:
+        """Fill `links`, and their distinct nodes as seeds; a share may be empty."""
+        del index
+        epoch, step = batch.epoch, batch.step
+        pairs, ids, batch.global_num_seeds = self._schedule.share(epoch, step)
+        everyone = None
+        if self._negatives.candidates is Candidates.IN_BATCH:
+            everyone = self._schedule.step_pairs(epoch, step)[:, 1]
+        negatives = self._negatives.draw(
+            pairs, ids, epoch=epoch, step=step, batch_destinations=everyone
+        )
+        batch.seeds, batch.links = link_seeds(pairs, negatives)
+        batch.n_id, batch.input_id = batch.seeds, ids
+        return batch
+
+
+class LinkSampleStage(AbstractStage):
+    """Stage that draws neighbours in the graph without the step's own links."""
+
+    name = Stage.SAMPLE
+
+    def __init__(self, sampler: ExcludingSampler, schedule: LinkSchedule, exclude: Exclude) -> None:
+        self._sampler = sampler
+        self._schedule = schedule
+        self._exclude = exclude
+
+    def submit(self, batch: MiniBatch, index: int) -> MiniBatch:
+        """Replace the seed batch by the sampled one."""
+        del index
+        sampled = self._sampler.sample_without(
+            self._schedule.step_pairs(batch.epoch, batch.step),
+            self._exclude,
+            batch.seeds,
+            epoch=batch.epoch,
+            step=batch.step,
+            input_id=batch.input_id,
+            global_num_seeds=batch.global_num_seeds,
+        )
+        sampled.links = batch.links
+        return sampled
+
+
+def link_stages(
+    graph: Graph, workload: Workload, schedule: LinkSchedule, settings: dict[str, Any]
+) -> tuple[AbstractStage, AbstractStage]:
+    """Make the stages `seeds` and `sample`; `settings` are the neighbour sampler's."""
+    links = workload.links
+    negatives = NegativeSampler(
+        graph.indptr,
+        graph.indices,
+        links.num_negatives,
+        candidates=Candidates(links.negatives),
+        seed=workload.seed,
+    )
+    sampler = ExcludingSampler(graph.indptr, graph.indices, workload.fanouts, **settings)
+    sample = LinkSampleStage(sampler, schedule, Exclude(links.exclude))
+    return LinkSeedsStage(schedule, negatives), sample
 
 
 SPARE_FRACTION = 0.125

@@ -13,7 +13,9 @@ from typing import Any, NamedTuple, no_type_check
 import numpy as np
 from numpy.typing import NDArray
 
-from gnnplan.runtime.errors import SamplerError
+from gnnplan.runtime.errors import InputError, SamplerError
+from gnnplan.runtime.graph.dataset import Graph, is_typed, types_of
+from gnnplan.runtime.plan.schema import Workload
 from gnnplan.runtime.sampling.checks import check_fanouts, check_graph, read_only
 from gnnplan.runtime.sampling.choose.uniform import AHEAD, choose_row
 from gnnplan.runtime.sampling.compiled import form_for, kernel
@@ -208,3 +210,53 @@ class TypedSampler(NeighborSampler):
             if block.e_id is not None:
                 block.e_id = self._sorted.order[block.e_id]
         return blocks
+
+
+def type_fanouts(
+    graph: Graph, workload: Workload, fanouts: list[int] | None = None
+) -> list[list[int]]:
+    """Return the fan-outs of every edge type, by its number; arguments as in `typed_sampler`."""
+    names = types_of(graph).edge_types
+    unknown = sorted(set(workload.type_fanouts) - set(names))
+    if unknown:
+        raise InputError(
+            f"type_fanouts: expected edge types among {', '.join(names)}, found {unknown[0]!r}"
+        )
+    return [
+        fanouts if fanouts is not None else workload.type_fanouts.get(name, workload.fanouts)
+        for name in names
+    ]
+
+
+def typed_sampler(
+    graph: Graph, workload: Workload, fanouts: list[int] | None = None, **settings: Any
+) -> TypedSampler:
+    """Make the sampler of a typed graph.
+
+    `fanouts` replaces the workload's for all types, in evaluation. InputError names an edge type
+    that the dataset does not have.
+    """
+    by_type = type_fanouts(graph, workload, fanouts)
+    assert graph.edge_type is not None
+    return TypedSampler(
+        graph.indptr,
+        graph.indices,
+        graph.edge_type,
+        by_type,
+        node_type=graph.node_type if graph.x_by_type else None,
+        seed=workload.seed,
+        **settings,
+    )
+
+
+def sort_lists(graph: Graph, workload: Workload) -> tuple[Any, Any, NDArray[np.int64] | None]:
+    """Return lists as samplers read them, a typed graph's sorted by type; and the sorted's order.
+
+    The order has each sorted edge's position in the graph; None where nothing is sorted.
+    """
+    if not is_typed(workload):
+        return graph.indptr, graph.indices, None
+    num_types = len(types_of(graph).edge_types)
+    assert graph.edge_type is not None
+    found = SortedByType.of(graph.indptr, graph.indices, graph.edge_type, num_types)
+    return found.ends, found.indices, found.order

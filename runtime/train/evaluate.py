@@ -30,7 +30,6 @@ from gnnplan.runtime.features.gather import gather_rows
 from gnnplan.runtime.features.store import TypedFeatureStore
 from gnnplan.runtime.features.tier import AbstractFeatureStore, SparseHost
 from gnnplan.runtime.graph.dataset import Graph, is_typed
-from gnnplan.runtime.loader.tasks import typed_sampler
 from gnnplan.runtime.models.adjacency import TorchBlock, torch_block, torch_blocks
 from gnnplan.runtime.models.kernels import FullNeighbourhoods, count_work, vertices_per_layer
 from gnnplan.runtime.models.metrics import Metric, metric_of
@@ -41,7 +40,7 @@ from gnnplan.runtime.sampling.exclusion import NegativeSampler
 from gnnplan.runtime.sampling.minibatch import MiniBatch
 from gnnplan.runtime.sampling.neighbor import NeighborSampler
 from gnnplan.runtime.sampling.rng import Purpose
-from gnnplan.runtime.sampling.typed import TypedSampler
+from gnnplan.runtime.sampling.typed import TypedSampler, typed_sampler
 from gnnplan.runtime.train.evaluation_room import (
     MOST_CHUNK_BYTES,
     most_sampled_bytes,

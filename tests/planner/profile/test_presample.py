@@ -16,11 +16,11 @@ from gnnplan.planner.profile.presample import MOST_BATCHES, interpolated, presam
 from gnnplan.planner.profile.protocol import BatchShape
 from gnnplan.runtime.graph.dataset import Graph
 from gnnplan.runtime.graph.generate import generate_links, generate_typed
-from gnnplan.runtime.loader.tasks import typed_sampler
 from gnnplan.runtime.plan.schema import Links, Sampler, Workload
 from gnnplan.runtime.sampling.minibatch import Dialect
 from gnnplan.runtime.sampling.neighbor import NeighborSampler
 from gnnplan.runtime.sampling.seeds import SeedSchedule
+from gnnplan.runtime.sampling.typed import typed_sampler
 
 SAMPLED = Workload(fanouts=[5, 3], batch_size=100, seed=1)
 

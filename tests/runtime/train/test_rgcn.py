@@ -12,11 +12,11 @@ from gnnplan.runtime.graph.dataset import Graph, types_of
 from gnnplan.runtime.graph.generate import generate_typed
 from gnnplan.runtime.launch import launch
 from gnnplan.runtime.launch.config import RunConfig
-from gnnplan.runtime.loader.tasks import typed_sampler
 from gnnplan.runtime.models.adjacency import torch_blocks
 from gnnplan.runtime.models.build import build_model
 from gnnplan.runtime.plan.schema import Workload
 from gnnplan.runtime.report import RunReport
+from gnnplan.runtime.sampling.typed import typed_sampler
 from gnnplan.runtime.train.evaluate import evaluate
 from tests.support.plans import make_plan
 
