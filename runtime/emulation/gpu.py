@@ -16,8 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from gnnplan.runtime.comm.collectives import job_timeout
-from gnnplan.runtime.emulation.lanes import DeviceLanes, OrderError
-from gnnplan.runtime.emulation.memory import DeviceMemory, Reachable
+from gnnplan.runtime.emulation.memory import DeviceLanes, DeviceMemory, OrderError, Reachable
 from gnnplan.runtime.errors import CollectiveError
 from gnnplan.runtime.processor import EMULATED
 

@@ -15,7 +15,7 @@ pytest.importorskip("triton")
 from gnnplan.runtime.comm.collectives import Communicator
 from gnnplan.runtime.comm.order import CollectiveOrder
 from gnnplan.runtime.emulation.gpu import EmulatedGpu
-from gnnplan.runtime.emulation.lanes import OrderError
+from gnnplan.runtime.emulation.memory import OrderError
 from gnnplan.runtime.emulation.threads import start, stop
 from gnnplan.runtime.errors import GnnplanError, PlanError
 from gnnplan.runtime.graph.dataset import Graph, is_typed, types_of

@@ -15,7 +15,7 @@ from triton import knobs
 from triton.runtime.errors import InterpreterError
 
 from gnnplan.runtime.emulation.gpu import EmulatedGpu
-from gnnplan.runtime.emulation.lanes import OrderError
+from gnnplan.runtime.emulation.memory import OrderError
 from gnnplan.runtime.emulation.threads import start, stop
 from gnnplan.runtime.errors import InputError
 from gnnplan.runtime.processor import EMULATED, EmulatedProcessor, processor_of
