@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from gnnplan.api.client import Client
 from gnnplan.api.security import create_key
 from gnnplan.api.storage.storage import Storage
 from gnnplan.planner.cli.main import main
+from gnnplan.planner.client import Client
 from gnnplan.planner.machine.model import save_machine
 from gnnplan.planner.probe.presets import load_preset
 from gnnplan.runtime.graph.dataset import Graph

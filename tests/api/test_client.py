@@ -13,10 +13,9 @@ import pytest
 import yaml
 from fastapi.testclient import TestClient
 
-from gnnplan.api.client import Client, ServiceProblemError, ServiceUnreachableError
 from gnnplan.api.openapi import COMMITTED
 from gnnplan.api.requests import PlanRequest, ProfileRequest, RunRequest
-from gnnplan.planner.client import resources
+from gnnplan.planner.client import Client, ServiceProblemError, ServiceUnreachableError, resources
 from gnnplan.planner.client.connection import Problem, RequestRefusedError, error_of
 from gnnplan.planner.client.resources import plan_body, profile_body
 from gnnplan.planner.errors import PlanDoesNotFit, SettingsError

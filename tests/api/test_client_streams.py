@@ -6,8 +6,7 @@ from collections.abc import Iterator
 import httpx2
 import pytest
 
-from gnnplan.api.client import ServiceUnreachableError
-from gnnplan.planner.client import jobs as following
+from gnnplan.planner.client import ServiceUnreachableError, jobs as following
 from gnnplan.planner.client.connection import RequestRefusedError
 from tests.api.test_client import answering
 
