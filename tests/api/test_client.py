@@ -13,7 +13,7 @@ import pytest
 import yaml
 from fastapi.testclient import TestClient
 
-from gnnplan.api.openapi import COMMITTED
+from gnnplan.api.app import COMMITTED
 from gnnplan.api.requests import PlanRequest, ProfileRequest, RunRequest
 from gnnplan.planner.client import Client, ServiceProblemError, ServiceUnreachableError, resources
 from gnnplan.planner.client.connection import Problem, RequestRefusedError, error_of

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from gnnplan.api.app import COMMITTED
 from gnnplan.api.jobs.lanes import STOP_SECONDS, lock_folder, sign_folder
-from gnnplan.api.openapi import COMMITTED
 from gnnplan.api.serve import GRACE_SECONDS, main, parse, settings_of
 from gnnplan.planner.probe.probe import cache_folder
 

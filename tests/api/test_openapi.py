@@ -21,9 +21,8 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from gnnplan.api.app import create_app
+from gnnplan.api.app import COMMITTED, create_app, text_of
 from gnnplan.api.jobs.lanes import Lanes
-from gnnplan.api.openapi import COMMITTED, text_of
 from gnnplan.planner.probe.presets import load_preset
 from gnnplan.runtime import codec
 from gnnplan.runtime.graph.dataset import Graph
@@ -33,7 +32,7 @@ from tests.support.service import make_client
 
 def test_the_committed_document_is_the_codes(tmp_path: Path):
     found = text_of(create_app(tmp_path))
-    assert found == COMMITTED.read_text(), "write it anew: python -m api.openapi"
+    assert found == COMMITTED.read_text(), "write it anew: python -m gnnplan.api.app"
 
 
 def test_every_operation_answers_with_problems(client: TestClient):
