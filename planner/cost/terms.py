@@ -2,24 +2,45 @@
 
 TERMS lists them in order. The probe measures single, independent batches and reads without a
 directory: stacks, dependent batches and caches that fill themselves are terms.
+
+So are lists that a GPU lays out whole, and its dependent numbers. Neighbours preferred by place are
+drawn from the law of a whole list. A dependent draw mixes two words per candidate: both become
+normal numbers, and their sum a word again (DEC-111; `runtime.sampling.gpu.rng`). LABOR has a
+candidate per neighbour that its lists hold, layers one per distinct neighbour, of which that is an
+upper bound. The host's starts are `stages.host`'s.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from gnnplan.planner.candidate import Candidate
 from gnnplan.planner.cost.memory import DIRECTORY_BYTES, SLOT_BYTES
 from gnnplan.planner.cost.rank_times import RankTimes, RankWork, StageTime
-from gnnplan.planner.cost.rates import MachineTable, lookup, readers
+from gnnplan.planner.cost.rates import INDEX_BYTES, MachineTable, lookup, readers
 from gnnplan.planner.cost.stages.exchange_gpu import add_peer_exchange
-from gnnplan.planner.cost.stages.gather_gpu import add_gpu_cache, gpu_look_up_seconds
-from gnnplan.planner.cost.stages.lists_gpu import add_gpu_dependence, add_gpu_links, add_gpu_lists
+from gnnplan.planner.cost.stages.gather_gpu import (
+    add_gpu_cache,
+    copy_seconds_per_byte,
+    gpu_look_up_seconds,
+    memory_seconds_per_byte,
+)
+from gnnplan.planner.cost.stages.host import MIX_STARTS, mix_starts, start_seconds
 from gnnplan.planner.machine.model import MachineModel
+from gnnplan.runtime.sampling.registry import sampler_or_unknown
 from gnnplan.runtime.stages import Stage
 
 Term = Callable[[RankWork, RankTimes], RankTimes]
 
 LOOK_UPS = 2
 """Random reads of the directory per row: a node's slot and the slot's last touch."""
+MIXED_BYTES = 20 * MIX_STARTS
+"""Bytes per candidate that kernels of dependent numbers read and write: two numbers of 64 bits,
+some a mask."""
+LAID_BYTES = 150
+"""Bytes per entry of a list that is laid out with its law and running sums."""
+LINK_STARTS = (28, 14)
+"""Starts of looking links up and drawing their negatives: once, and per hop of passing them over.
+"""
 
 
 def add_stack_rate(work: RankWork, times: RankTimes) -> RankTimes:
@@ -69,6 +90,131 @@ def add_cache_upkeep(work: RankWork, times: RankTimes) -> RankTimes:
         provenance=f"{gather.provenance}; derived: directory as relabelling, misses copied twice",
     )
     return times.with_stages({Stage.GATHER: changed})
+
+
+def mixed_seconds(
+    candidates: float, kernels: float, *, kernel_seconds: float, byte_seconds: float
+) -> tuple[float, float]:
+    """Return the seconds to launch, and those to compute, one batch's dependent numbers.
+
+    K t_k and 9220 C b: K kernels, C candidates over all hops, t_k of a launch, b seconds per byte
+    of copies within the GPU's memory.
+
+    Source: derived from the operations of `runtime.sampling.gpu.rng`.
+
+    >>> a, b = mixed_seconds(1e6, 1000, kernel_seconds=1e-5, byte_seconds=1e-12)
+    >>> round(1e3 * a, 2), round(1e3 * b, 2)
+    (10.0, 9.22)
+    """
+    return kernels * kernel_seconds, MIXED_BYTES * candidates * byte_seconds
+
+
+def listed_seconds(
+    entries: float, *, read_seconds_per_byte: float, byte_seconds: float
+) -> tuple[float, float]:
+    """Return the seconds to read whole lists, and those to lay them out in the GPU's memory.
+
+    4 E c and 150 E b: E entries of all lists that a batch expands, c seconds per byte of a stream
+    from where the lists are, b of copies within the GPU's memory.
+
+    Source: derived from the operations of `runtime.sampling.gpu.locality`.
+
+    >>> listed_seconds(1e6, read_seconds_per_byte=1e-10, byte_seconds=1e-12)
+    (0.0004, 0.00015)
+    """
+    return INDEX_BYTES * entries * read_seconds_per_byte, LAID_BYTES * entries * byte_seconds
+
+
+def add_gpu_dependence(work: RankWork, times: RankTimes) -> RankTimes:
+    """Add the numbers of dependent batches to a GPU's sampling."""
+    machine, candidate = work.machine, work.candidate
+    kernels = mix_starts(candidate, len(work.batch.edges), work.sampler)
+    if not (kernels and candidate.gpus):
+        return times
+    started, computed = mixed_seconds(
+        _entries(work),
+        kernels,
+        kernel_seconds=start_seconds(machine),
+        byte_seconds=memory_seconds_per_byte(machine, candidate),
+    )
+    words = "derived: two normal numbers per neighbour that a list holds"
+    return slower_sampling(times, words, host=started, memory=computed)
+
+
+def add_gpu_lists(work: RankWork, times: RankTimes) -> RankTimes:
+    """Add the lists that a preference for local neighbours reads whole to a GPU's sampling."""
+    machine, candidate = work.machine, work.candidate
+    if not candidate.gpus or not sampler_or_unknown(work.sampler).prefers_local:
+        return times
+    near, own = memory_seconds_per_byte(machine, candidate), work.list_places.get("own", 0.0)
+    far = copy_seconds_per_byte(machine, candidate)[work.rank]
+    (near_read, laid), (far_read, _) = (
+        listed_seconds(_entries(work), read_seconds_per_byte=each, byte_seconds=near)
+        for each in (near, far)
+    )
+    words = "derived: every list that a hop expands is read whole and laid out"
+    memory, links = laid + own * near_read, (1 - own) * far_read
+    return slower_sampling(times, words, memory=memory, links=links)
+
+
+def add_gpu_links(work: RankWork, times: RankTimes) -> RankTimes:
+    """Add the lists in which a GPU looks up links to leave out and edges that are no negatives.
+
+    D d entries are laid out, and n q d_c read, of lists of d entries: D links of the step, twice
+    where both directions are left out; n links of the rank, q negatives each, whose candidates have
+    d_c entries, the graph's mean or the destinations' own.
+    """
+    machine, candidate, links = work.machine, work.candidate, work.workload.links
+    if not candidate.gpus or work.graph.task != "link":
+        return times
+    near, on_host = memory_seconds_per_byte(machine, candidate), candidate.topology.policy == "host"
+    far = copy_seconds_per_byte(machine, candidate)[work.rank] if on_host else near
+    batch_size, hops = work.workload.batch_size, len(work.batch.edges)
+    mean = work.graph.num_edges / max(1, work.graph.num_nodes)
+    directions = {"none": 0, "forward": 1, "both": 2}[links.exclude]
+    looked_up = directions * batch_size * _list_length(work)
+    drawn = batch_size / candidate.num_ranks * links.num_negatives
+    drawn *= mean if links.negatives == "uniform" else _list_length(work)
+    read, laid = listed_seconds(looked_up, read_seconds_per_byte=far, byte_seconds=near)
+    read += INDEX_BYTES * drawn * far
+    near_seconds, link_seconds = (laid, read) if on_host else (laid + read, 0.0)
+    started = start_seconds(machine) * (LINK_STARTS[0] + LINK_STARTS[1] * hops)
+    words = (
+        "derived: the step's links are looked up in their destinations' lists, and negatives too"
+    )
+    return slower_sampling(times, words, host=started, memory=near_seconds, links=link_seconds)
+
+
+def _list_length(work: RankWork) -> float:
+    """Return the mean length of the lists that a batch expands, or else of all lists."""
+    reached = [v.mean for v in work.batch.vertices[:-1]]
+    expanded = sum(reached) if work.every_hop else reached[-1]
+    if work.batch.list_entries > 0:
+        return work.batch.list_entries / max(1.0, expanded)
+    return work.graph.num_edges / max(1, work.graph.num_nodes)
+
+
+def _entries(work: RankWork) -> float:
+    return max(work.batch.read_edges, sum(e.mean for e in work.batch.edges))
+
+
+def slower_sampling(
+    times: RankTimes, words: str, *, host: float = 0.0, memory: float = 0.0, links: float = 0.0
+) -> RankTimes:
+    """Return times whose sampling takes longer on the host, in the GPU's memory and on links."""
+    sample, device = times.stages[Stage.SAMPLE], times.device
+    changed = StageTime(
+        seconds=sample.seconds + host + memory + links,
+        spread=sample.spread,
+        provenance=f"{sample.provenance}; {words}",
+    )
+    busy = replace(
+        device,
+        host=device.host + host,
+        memory=device.memory + memory,
+        links=device.links + links,
+    )
+    return replace(times.with_stages({Stage.SAMPLE: changed}), device=busy)
 
 
 TERMS: tuple[Term, ...] = (

@@ -47,8 +47,8 @@ from gnnplan.planner.cost.stages.exchange import all_to_all, collective_table
 from gnnplan.planner.cost.stages.exchange_gpu import exchange_seconds
 from gnnplan.planner.cost.stages.gather_gpu import memory_seconds_per_byte, read_seconds
 from gnnplan.planner.cost.stages.host import start_seconds
-from gnnplan.planner.cost.stages.lists_gpu import slower_sampling
 from gnnplan.planner.cost.stages.sample import HASH_READS, gpu_sample_seconds
+from gnnplan.planner.cost.terms import slower_sampling
 from gnnplan.planner.errors import SettingsError
 from gnnplan.planner.machine.model import MachineModel
 from gnnplan.planner.workload import BatchProfile, StackProfile

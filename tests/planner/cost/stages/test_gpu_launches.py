@@ -14,8 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from gnnplan.planner.cost.memory import HELD, gpu_batch_bytes, gpu_stack_bytes
 from gnnplan.planner.cost.stages.host import UPDATE_STARTS, block_starts, pass_starts
-from gnnplan.planner.cost.stages.lists_gpu import LINK_STARTS
 from gnnplan.planner.cost.stages.sample import OWN_TENSORS, batch_launches, launch_words
+from gnnplan.planner.cost.terms import LINK_STARTS
 from gnnplan.planner.profile.loop import make_loop
 from gnnplan.planner.profile.protocol import GpuTimingRequest
 from gnnplan.planner.workload import BatchProfile, Spread

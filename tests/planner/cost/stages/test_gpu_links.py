@@ -7,8 +7,8 @@ import pytest
 
 from gnnplan.planner.candidate import RankRows
 from gnnplan.planner.cost.rank_times import RankTimes, RankWork, StageTime
-from gnnplan.planner.cost.stages.lists_gpu import LINK_STARTS, add_gpu_links
 from gnnplan.planner.cost.stages.sample import more_fanouts
+from gnnplan.planner.cost.terms import LINK_STARTS, add_gpu_links
 from gnnplan.planner.probe.presets import load_preset
 from gnnplan.runtime.plan.schema import GraphRef, Links, Threads, TopologyPlacement, Workload
 from gnnplan.runtime.stages import Stage
