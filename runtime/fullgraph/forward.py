@@ -24,7 +24,7 @@ from gnnplan.runtime.fullgraph.exchange import Crossing, Exchange, Pending, edge
 from gnnplan.runtime.fullgraph.part import Part, build_part, connect
 from gnnplan.runtime.models import functions as dense
 from gnnplan.runtime.models.adjacency import TorchBlock
-from gnnplan.runtime.models.build import BlockModel
+from gnnplan.runtime.models.build import BlockModel, attention
 from gnnplan.runtime.models.functions import (
     Sums,
     aggregate_dense,
@@ -33,7 +33,6 @@ from gnnplan.runtime.models.functions import (
     runs_on_kernels,
 )
 from gnnplan.runtime.models.kernels import aggregate_rows, source_gradient
-from gnnplan.runtime.models.layers import attention
 from gnnplan.runtime.plan.schema import FullGraph
 from gnnplan.runtime.sampling.placed_indices import prefetch_read
 

@@ -328,7 +328,7 @@ def _convolve(
 ) -> Tensor:
     from torch_geometric.nn import GCNConv
 
-    from gnnplan.runtime.models.layers import apply_conv, supports
+    from gnnplan.runtime.models.build import apply_conv, supports
 
     layer = run.calls
     run.calls += 1

@@ -10,8 +10,7 @@ from torch_geometric.nn import RGCNConv
 from gnnplan.runtime.errors import InputError
 from gnnplan.runtime.graph.dataset import GraphTypes
 from gnnplan.runtime.models.adjacency import TorchBlock, torch_blocks
-from gnnplan.runtime.models.build import build_model
-from gnnplan.runtime.models.layers import apply_rgcn, relation_blocks
+from gnnplan.runtime.models.build import apply_rgcn, build_model, relation_blocks
 from gnnplan.runtime.plan.schema import Workload
 from gnnplan.runtime.sampling.minibatch import Dialect, MiniBatch
 from gnnplan.runtime.sampling.neighbor import NeighborSampler

@@ -21,7 +21,7 @@ from gnnplan.planner.profile.protocol import GpuTimingRequest
 from gnnplan.planner.workload import BatchProfile, Spread
 from gnnplan.runtime.graph.dataset import GraphTypes
 from gnnplan.runtime.graph.generate import generate_rmat
-from gnnplan.runtime.models import functions, layers as convolutions
+from gnnplan.runtime.models import build as convolutions, functions
 from gnnplan.runtime.models.adjacency import torch_blocks
 from gnnplan.runtime.models.build import build_model
 from gnnplan.runtime.plan.schema import Sampler, Threads, Workload
