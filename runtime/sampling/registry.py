@@ -92,7 +92,7 @@ class SamplerSpec:
     is_baseline: bool = False
     """Whether it is the sampling that exact statistics are held against."""
     exact_weights: bool = False
-    """Whether its weights without replacement are exact where chances differ (see `weighted`)."""
+    """Whether its weights without replacement are exact where chances differ (see `neighbor`)."""
 
     # What it can.
     layerwise: bool = False
