@@ -1,7 +1,6 @@
 """The `gnnplan-serve` command: serve, or make, list and revoke API keys."""
 
 import argparse
-import ipaddress
 import json
 import sys
 import time
@@ -20,6 +19,7 @@ from gnnplan.api.security import SCOPES, create_key
 from gnnplan.api.service.context import LOOPBACK_HOSTS, Service, ServiceSettings
 from gnnplan.api.storage.storage import Storage
 from gnnplan.api.telemetry import log_json
+from gnnplan.runtime.comm.route import is_loopback
 from gnnplan.runtime.errors import InputError
 
 GRACE_SECONDS = 3
@@ -99,16 +99,6 @@ def _add_keys(parser: argparse.ArgumentParser) -> None:
     )
     keys.add_parser("list", help="all keys, without the keys themselves")
     keys.add_parser("revoke", help="make a key useless").add_argument("id")
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether an address can be reached from this machine alone."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def main(argv: Sequence[str] | None = None) -> int:

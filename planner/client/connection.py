@@ -12,7 +12,6 @@ GnnplanError (runtime.errors)
   JobCancelledError           the job was cancelled before it had a result
 """
 
-import ipaddress
 import random
 import time
 import uuid
@@ -25,6 +24,7 @@ from typing import Any, cast
 import httpx2
 
 from gnnplan.planner.errors import PlanDoesNotFit, SettingsError
+from gnnplan.runtime.comm.route import is_loopback
 from gnnplan.runtime.errors import BudgetExceeded, GnnplanError, InputError
 
 KEY_VARIABLE = "GNNPLAN_API_KEY"
@@ -327,15 +327,5 @@ def _http(url: str, timeout: httpx2.Timeout) -> httpx2.Client:
         raise SettingsError(f"expected an address without a password; set ${KEY_VARIABLE} instead")
     # Redirects are not followed: the key goes to nobody but the address that was given.
     return httpx2.Client(
-        timeout=timeout, follow_redirects=False, trust_env=not _is_loopback(parsed.host)
+        timeout=timeout, follow_redirects=False, trust_env=not is_loopback(parsed.host)
     )
-
-
-def _is_loopback(host: str) -> bool:
-    """Return whether a host is this machine, which no proxy reaches."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

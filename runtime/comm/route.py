@@ -45,6 +45,16 @@ def check_loopback() -> None:
         ) from None
 
 
+def is_loopback(host: str) -> bool:
+    """Return whether an address can be reached from this machine alone."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
 def address_towards(host: str) -> str:
     """Return this host's own address on the way to another one (or to itself)."""
     try:

@@ -16,8 +16,9 @@ from gnnplan.api.security import (
     dataset_folder,
     hash_key,
 )
-from gnnplan.api.serve import is_loopback, main
+from gnnplan.api.serve import main
 from gnnplan.api.storage.storage import Storage
+from gnnplan.runtime.comm.route import is_loopback
 from gnnplan.runtime.errors import InputError
 from gnnplan.runtime.graph.dataset import Graph
 from tests.support.service import make_client
