@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 from gnnplan.planner.errors import SettingsError
 from gnnplan.planner.placement.order import check_hotness, hotness_order
 from gnnplan.planner.placement.placement import ItemPlacement, Placement, fill_host
-from gnnplan.planner.placement.policies.registry import PlacementPolicy, find_policy, load_function
+from gnnplan.planner.placement.policies.registry import PlacementPolicy, find_policy
 from gnnplan.planner.placement.problem import Heat, Ids, ItemKind, PlacementProblem
+from gnnplan.runtime.sampling.registry import load_function
 
 Parts = Callable[[str, int], NDArray[np.int32]]
 """Function to the device of each node, from a partitioner's name and the number of devices."""

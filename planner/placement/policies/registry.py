@@ -5,10 +5,8 @@ The names that the command line, the service and the settings accept, what `auto
 when they are called, so that a request's names are checked before anything large is loaded.
 """
 
-import importlib
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from gnnplan.planner.errors import SettingsError
 from gnnplan.runtime.errors import did_you_mean
@@ -150,10 +148,3 @@ def list_tried_by_auto() -> list[str]:
     """List the policies that `auto` tries beside none, in their turn."""
     turns = [(p.auto_turn, p.name) for p in PLACEMENT_POLICIES if p.auto_turn is not None]
     return [name for _, name in sorted(turns)]
-
-
-def load_function(path: str) -> Callable[..., Any]:
-    """Import a function by its "module:function"."""
-    module, _, name = path.partition(":")
-    function: Callable[..., Any] = getattr(importlib.import_module(module), name)
-    return function

@@ -16,10 +16,10 @@ from gnnplan.planner.placement.policies.registry import (
     PlacementPolicy,
     find_policy,
     list_tried_by_auto,
-    load_function,
 )
 from gnnplan.runtime.features.cache import POLICIES as CACHES
 from gnnplan.runtime.plan.schema import DYNAMIC
+from gnnplan.runtime.sampling.registry import load_function
 from tests.support.placements import placed_by
 
 COSTS = RowCosts(local=0.0, peer=0.3, host=1.0, disk=10.0)
