@@ -222,8 +222,7 @@ class GraphDraws:
     def _timed_stacks(self, num_ranks: int) -> Table | str:
         if self.brief or not self.measure:
             return "stacks were not timed when the plan was made; plan again"
-        from gnnplan.runtime.loader.bulk import with_own_arrays
-        from gnnplan.runtime.sampling.minibatch import Request
+        from gnnplan.runtime.loader.bulk import bulk_request, with_own_arrays
 
         schedule = self._schedule(num_ranks)
         bulk = self._stacks(schedule)
@@ -231,19 +230,9 @@ class GraphDraws:
             return bulk
         single = self._sampler(plan_sampler(self.settings), schedule)
 
-        def request(index: int) -> Request:
-            epoch, step = epoch_and_step(index, schedule.num_steps)
-            seeds, input_id, total = schedule.share(epoch, step)
-            return Request(
-                seeds=np.ascontiguousarray(seeds),
-                epoch=epoch,
-                step=step,
-                input_id=input_id,
-                global_num_seeds=total,
-            )
-
         def stack(first: int, k: int) -> None:
-            (found,) = bulk.stacks([request(first + i) for i in range(k)])
+            steps = [epoch_and_step(first + i, schedule.num_steps) for i in range(k)]
+            (found,) = bulk.stacks([bulk_request(schedule, *at, schedule.rank) for at in steps])
             for batch in found[-IN_FLIGHT:]:  # as the loader does, so that a stack can be freed
                 with_own_arrays(batch)
 
