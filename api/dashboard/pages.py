@@ -8,14 +8,14 @@ import time
 from collections.abc import Callable, Coroutine
 from functools import cache
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 from urllib.parse import parse_qsl
 
 from fastapi import APIRouter, HTTPException, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, RedirectResponse
 from fastapi.routing import APIRoute
-from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment
 from starlette.concurrency import run_in_threadpool
 
 from gnnplan.api.errors import ServiceError, UnauthorizedError, validation_text
@@ -23,7 +23,7 @@ from gnnplan.api.routes.common import ServiceIn, answer_tagged
 from gnnplan.api.security import COOKIE, Principal, principal_of
 from gnnplan.planner.client.resources import JobState
 from gnnplan.planner.errors import PlanDoesNotFit
-from gnnplan.planner.report.page import filters, style
+from gnnplan.planner.report.page import environment, style
 from gnnplan.runtime.errors import InputError
 
 POLICY = (
@@ -38,19 +38,10 @@ STOP_ASKING = 286
 
 
 @cache
-def environment() -> Environment:
-    """Return the templates of the dashboard and of a plan's page; all values are escaped."""
-    made = Environment(
-        loader=ChoiceLoader(
-            [PackageLoader("gnnplan.api.dashboard"), PackageLoader("gnnplan.planner.report")]
-        ),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    known = cast(dict[str, Any], made.filters)  # pyright: ignore[reportUnknownMemberType] - jinja2 leaves it open
-    known.update(filters(), when=time_words)
+def templates() -> Environment:
+    """Return the templates of the dashboard and of a plan's page."""
+    made = environment("gnnplan.api.dashboard", "gnnplan.planner.report")
+    made.filters.update(when=time_words)  # pyright: ignore[reportUnknownMemberType] - jinja2 leaves it open
     return made
 
 
@@ -85,7 +76,7 @@ def page(request: Request, template: str, *, status: int = 200, **values: Any) -
     """Render a page, or the part of one that htmx asked for."""
     who: Principal | None = request.scope.get("principal")
     text = (
-        environment()
+        templates()
         .get_template(template)
         .render(
             **values,

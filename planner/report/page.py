@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from gnnplan.planner.cost.link_use import busiest, link_rows
@@ -145,10 +145,10 @@ def sentence(text: str) -> Markup:
 
 
 @cache
-def environment() -> Environment:
-    """Return the templates of a plan's page; all values are escaped, a missing one is an error."""
+def environment(*packages: str) -> Environment:
+    """Return the templates of packages; all values are escaped, a missing one is an error."""
     made = Environment(
-        loader=PackageLoader("gnnplan.planner.report"),
+        loader=ChoiceLoader([PackageLoader(package) for package in packages]),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
@@ -237,7 +237,7 @@ def report_html(
     # The page's own policy: its style and nothing else, whatever a name in the plan says.
     digest = base64.b64encode(hashlib.sha256(css.encode()).digest()).decode()
     return (
-        environment()
+        environment("gnnplan.planner.report")
         .get_template("report.html")
         .render(
             **sections(plan, machine, report, tried=tried),
