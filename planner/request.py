@@ -34,6 +34,7 @@ from gnnplan.runtime.graph.format import META_FILE
 from gnnplan.runtime.plan.io import refuse_foreign_folder
 from gnnplan.runtime.plan.schema import Sampler, is_dynamic
 from gnnplan.runtime.sampling.registry import (
+    find_sampler,
     DEFAULT_SAMPLER,
     is_default,
     is_layerwise,
@@ -151,6 +152,9 @@ def no_estimate(graph: Graph, settings: PlanSettings) -> str:
         return "ranks that share batches or lists, whose exchanges have to be counted"
     if settings.policy != "auto" and "parts" in find_policy(settings.policy).needs:
         return f"policy {settings.policy}, for which the graph has to be cut into parts"
+    for each in settings.by_sampler():
+        if not find_sampler(each.sampler).is_expected:
+            return f"sampler {each.sampler}, of whose batches no law is known"
     if any(
         is_layerwise(str(each.sampler_parameters.get("over"))) for each in settings.by_sampler()
     ):

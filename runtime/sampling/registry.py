@@ -83,8 +83,8 @@ class SamplerSpec:
     # Statistics.
     draws: Draws = Draws.WITHOUT_REPLACEMENT
     """How it draws where its parameters do not say."""
-    unequal: bool = False
-    """Whether chances within a row differ whatever its parameters are."""
+    unequal: bool
+    """Whether chances within a row differ whatever its parameters are, or are 0 for some."""
     law: Callable[[SamplingLaw, Values], SamplingLaw] | None = None
     """Function that lets its own parameters change the law of draws, estimator and weights."""
     takes_all: bool = False
@@ -109,6 +109,9 @@ class SamplerSpec:
     # What prices and counts know of it.
     reads_chosen: bool = False
     """Whether it reads the chosen neighbours of a list and no others."""
+    is_expected: bool = False
+    """Whether first answers know its batches by law (`planner/profile/analytic.py`); else they wait
+    for a profile."""
     is_probed: bool = False
     """Whether the probe measures this sampler's rates."""
     launches: Literal["", "hops", "local", "layers", "types"] = ""
@@ -182,6 +185,7 @@ def _layerwise(
         draws=draws,
         unequal=True,
         layerwise=True,
+        is_expected=True,
         abilities=frozenset(["stacks", "grid"]),
         lone=lambda _: "a layer's probabilities are sums over the whole batch",
         launches="layers",
@@ -194,7 +198,9 @@ SAMPLERS: dict[str, SamplerSpec] = {spec.name: spec for spec in (
         name="full",
         cpu="gnnplan.runtime.sampling.build:make_full",
         gpu="gnnplan.runtime.sampling.build:make_full",
+        unequal=False,
         takes_all=True,
+        is_expected=True,
         abilities=frozenset(["stacks", "grid"]),
         lone=lambda _: "",
         reads_chosen=True,
@@ -206,8 +212,10 @@ SAMPLERS: dict[str, SamplerSpec] = {spec.name: spec for spec in (
         cpu="gnnplan.runtime.sampling.build:make_neighbor",
         gpu="gnnplan.runtime.sampling.build:make_neighbor",
         parameters={"draws": "without-replacement", "estimator": "plain", "weights": "none"},
+        unequal=False,
         law=_neighbor_law,
         is_baseline=True,
+        is_expected=True,
         exact_weights=True,
         default_abilities=frozenset(["stacks", "captured", "grid", "links", "types"]),
         lone=lambda _: "",
@@ -227,7 +235,9 @@ SAMPLERS: dict[str, SamplerSpec] = {spec.name: spec for spec in (
             "weights": "none", **_KAPPA,
         },
         draws=Draws.POISSON,
+        unequal=False,
         law=_labor_law,
+        is_expected=True,
         lone=_labor_lone,
         one_draw_per_vertex=True,
         # Its estimators: the others are for stricter users and for attention.
@@ -253,6 +263,7 @@ SAMPLERS: dict[str, SamplerSpec] = {spec.name: spec for spec in (
         unequal=True,
         law=_las_law,
         exact_weights=True,
+        is_expected=True,
         lone=lambda _: "it prefers what a rank holds, so ranks would draw different subgraphs",
         local_form="las",
         launches="local",
@@ -264,8 +275,10 @@ SAMPLERS: dict[str, SamplerSpec] = {spec.name: spec for spec in (
 
 BY_TYPE, WITHOUT_LINKS = "neighbor by edge type", "neighbor without the step's links"
 TASK_FORMS: dict[str, SamplerSpec] = {
-    BY_TYPE: SamplerSpec(name=BY_TYPE, cpu="", reads_chosen=True, launches="types"),
-    WITHOUT_LINKS: SamplerSpec(name=WITHOUT_LINKS, cpu="", reads_chosen=True, launches="hops"),
+    BY_TYPE: SamplerSpec(name=BY_TYPE, cpu="", unequal=False, reads_chosen=True, launches="types"),
+    WITHOUT_LINKS: SamplerSpec(
+        name=WITHOUT_LINKS, cpu="", unequal=False, reads_chosen=True, launches="hops"
+    ),
 }
 """What is known of neighbour sampling in typed graphs and without links, which no plan names."""
 
@@ -291,7 +304,7 @@ def sampler_or_unknown(name: str) -> SamplerSpec:
     >>> sampler_or_unknown("neighbor by edge type").is_probed
     False
     """
-    return SAMPLERS.get(name) or TASK_FORMS.get(name) or SamplerSpec(name=name, cpu="")
+    return SAMPLERS.get(name) or TASK_FORMS.get(name) or SamplerSpec(name=name, cpu="", unequal=False)
 
 
 def is_default(name: str, parameters: Mapping[str, Any]) -> bool:

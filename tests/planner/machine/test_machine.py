@@ -128,13 +128,14 @@ def test_machine_file_round_trips_byte_for_byte(tmp_path: Path):
 def damaged() -> dict[str, str]:
     """Machine files with one fault each."""
     good = json.loads(json.dumps(_plain()))
-    unknown, missing, typed, cells = (json.loads(json.dumps(good)) for _ in range(4))
+    unknown, missing, typed, cells, unit = (json.loads(json.dumps(good)) for _ in range(5))
     unknown["surprise"] = 1
     del missing["memories"]
     typed["noise"] = "low"
     cells["tables"]["gather"]["values"].pop()
+    unit["tables"]["gather"]["unit"] = "milliseconds_per_row"
     schema = good | {"schema_version": 99}
-    found = {"unknown": unknown, "missing": missing, "typed": typed, "cells": cells}
+    found = {"unknown": unknown, "missing": missing, "typed": typed, "cells": cells, "unit": unit}
     texts = {name: json.dumps(value) for name, value in (found | {"schema": schema}).items()}
     return texts | {"cut": json.dumps(good)[:100], "empty": "", "list": "[]", "nan": "NaN"}
 
