@@ -17,7 +17,7 @@ from gnnplan.runtime.graph.dataset import GraphTypes
 from gnnplan.runtime.graph.format import TASKS
 from gnnplan.runtime.models.adjacency import TorchBlock
 from gnnplan.runtime.models.functions import drop
-from gnnplan.runtime.models.layers import apply_conv, apply_rgcn
+from gnnplan.runtime.models.layers import apply_conv, apply_rgcn, supports
 from gnnplan.runtime.plan.schema import Workload
 
 # Weights are drawn from the process's generator: ranks that are threads take turns at it. A user's
@@ -34,10 +34,21 @@ def _check_blocks(convs: nn.ModuleList, blocks: Sequence[TorchBlock]) -> None:
 
 
 class BlockModel(nn.Module):
-    """Convolutions, input side first, with ReLU and dropout between them; layer l takes block l."""
+    """Convolutions, input side first, with ReLU and dropout between them; layer l takes block l.
+
+    Raises:
+        InputError: a convolution that `supports` does not hold for.
+    """
 
     def __init__(self, convs: Sequence[nn.Module], *, dropout: float = 0.0):
         super().__init__()
+        for layer, conv in enumerate(convs):
+            if not supports(conv):
+                raise InputError(
+                    f"layer {layer}: expected SAGEConv of means, GCNConv or GATConv with what PyG "
+                    f"sets by default but for widths, heads, bias and dropout, found {conv} of "
+                    "other settings; return a module of your own with forward(x, blocks)"
+                )
         self.convs = nn.ModuleList(convs)
         self.dropout = dropout
 
