@@ -81,7 +81,7 @@ class DeviceTimes:
     host: float = 0.0
     """Seconds of a step in which the process launches kernels."""
     compute: float | None = None
-    """Seconds of forward, backward and update in which the GPU works; None for all of them."""
+    """Seconds in which the GPU works on forward, backward and update; None: in all of theirs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,7 +95,7 @@ class RankTimes:
     trainer_sigma: float = 0.0
     """Standard deviation over batches of forward_backward, in seconds."""
     wait_sigma: float | None = None
-    """Part of `trainer_sigma` whose wait is not in a measured `all_reduce`; None for all of it."""
+    """Part of `trainer_sigma` that ranks wait for outside a measured `all_reduce`; None: all."""
     all_reduce_core_seconds: float = 0.0
     """Core-seconds of the all-reduce on this rank."""
     loop_overhead: float = 0.0

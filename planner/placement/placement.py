@@ -26,7 +26,8 @@ class ItemPlacement:
     """Where the items of one kind lie and are read."""
 
     own: list[Ids]
-    """Ids each device holds, by slot."""
+    """Ids that each device holds, device by device, in the order of slots; devices that hold the same
+    share one array."""
     on_host: NDArray[np.bool_] | None
     """Whether the host has the item, shape [N]; None: it has all."""
     elsewhere: list[NDArray[np.uint8]] | None = None

@@ -204,7 +204,7 @@ def _attend_plain(
     h: Tensor, score_src: Tensor, score_dst: Tensor, keep: Tensor, block: TorchBlock, slope: float,
     *, by_kernels: bool,
 ) -> Tensor:  # fmt: skip
-    """Compute the same in torch operations, for any device and dtype, or sum by a GPU's kernels."""
+    """Compute attention in torch operations; `by_kernels` lets a GPU's kernels do the sums."""
     heads, dtype = score_src.shape[1], h.dtype
     h, score_src, score_dst, keep = (wide(each) for each in (h, score_src, score_dst, keep))
     row, source = block.row_of_edge(), block.indices.long()

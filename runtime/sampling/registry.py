@@ -92,7 +92,7 @@ class SamplerSpec:
     is_baseline: bool = False
     """Whether it is the sampling that exact statistics are held against."""
     exact_weights: bool = False
-    """Whether its weights without replacement are exact where chances differ (see `weighted`)."""
+    """Whether its weights stay exact for unlike chances without replacement (see `weighted`)."""
 
     # What it can.
     layerwise: bool = False
@@ -304,7 +304,8 @@ def sampler_or_unknown(name: str) -> SamplerSpec:
     >>> sampler_or_unknown("neighbor by edge type").is_probed
     False
     """
-    return SAMPLERS.get(name) or TASK_FORMS.get(name) or SamplerSpec(name=name, cpu="", unequal=False)
+    known = SAMPLERS.get(name) or TASK_FORMS.get(name)
+    return known or SamplerSpec(name=name, cpu="", unequal=False)
 
 
 def is_default(name: str, parameters: Mapping[str, Any]) -> bool:
@@ -389,7 +390,7 @@ def layer_sizes(name: str, values: Values, fanouts: Sequence[int]) -> list[int]:
 
 
 def law_of(sampler: Sampler) -> SamplingLaw:
-    """Return how a plan's sampler draws and weights."""
+    """Return the law by which a plan's sampler draws edges and weights them."""
     name, values = sampler.name, parameters_of(sampler)
     spec = SAMPLERS[name]
     law = SamplingLaw(

@@ -195,9 +195,9 @@ class Dimension(ABC):
         return candidate
 
     def dedup_key(self, candidate: Candidate) -> Candidate:
-        """Return the candidate without what the search decides later.
+        """Leave blank what the search decides later.
 
-        Of candidates with equal keys the search varies only the fastest any further.
+        Of candidates that are then equal, the search goes on with the fastest alone.
         """
         return candidate
 
