@@ -26,7 +26,7 @@ class ItemPlacement:
     """Where the items of one kind lie and are read."""
 
     own: list[Ids]
-    """Ids that each device holds, device by device, in the order of slots; devices that hold the same
+    """Ids that each device holds, by device, in the order of slots; devices that hold the same
     share one array."""
     on_host: NDArray[np.bool_] | None
     """Whether the host has the item, shape [N]; None: it has all."""

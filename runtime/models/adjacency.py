@@ -38,8 +38,8 @@ class TorchBlock:
     """Number of true destinations on the device, int64 (1,); rows behind it are padding, without
     edges. None: every row is true."""
     step: int = 1
-    """Entries of `indptr` from one row to the next: 1, or where a typed block is viewed by relation the
-    number of relations."""
+    """Entries of `indptr` from one row to the next: 1, or, in a view of one relation of a typed
+    block, the number of relations."""
     dst: Tensor | None = None
     """Destination of each edge, int32, of padded blocks alone. Edges behind the last true one lead
     from the last source to the last destination, which are no nodes."""

@@ -15,7 +15,7 @@ from gnnplan.runtime.errors import did_you_mean
 from gnnplan.runtime.plan.schema import DYNAMIC
 
 Need = Literal["out_degree", "parts"]
-"""What a policy may look at besides hotness: lists each vertex stands in; a partition's parts."""
+"""What a policy may look at besides hotness: vertices' out-degrees, or a partition's parts."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
