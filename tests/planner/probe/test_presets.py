@@ -114,6 +114,7 @@ def test_an_instance_has_its_share_of_a_host() -> None:
     share = {x.name: x.bandwidth_bytes_per_second for x in small.links}["memory0.read"]
     assert share == pytest.approx(rate / 6)  # 16 of 96 cores
     assert {gpu.numa_node for gpu in large.gpus} == {0, 1}
+    assert all(large.memory(gpu.memory).numa_node == gpu.numa_node for gpu in large.gpus)
     two = load_preset("g5.8xlarge:2")
     out = next(x for x in two.links if x.name == "nic0.out")
     assert out.bandwidth_bytes_per_second == pytest.approx(0.85 * 25e9 / 8)
