@@ -65,7 +65,12 @@ def make_graph(folder: Path, kind: str = "nodes") -> Graph:
     )  # fmt: skip
     if kind == "nodes":
         return made
-    return with_rows(made, folder, convert_rows(np.array(made.x), BFLOAT16))
+    x = np.array(made.x)
+    if kind == "halves":
+        return with_rows(made, folder, convert_rows(x, BFLOAT16))
+    weight = np.random.default_rng(4).uniform(0.1, 3.0, made.num_edges).astype(np.float32)
+    weight[::10] = 0
+    return with_rows(made, folder, x, edge_weight=weight)
 
 
 def plan_mode(mode: Mode, graph: Graph, folder: Path) -> Plan:

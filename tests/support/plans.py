@@ -31,13 +31,13 @@ from gnnplan.runtime.plan.schema import (
 )
 
 
-def with_rows(graph: Graph, folder: Path, x: NDArray[Any]) -> Graph:
-    """Write a graph of nodes anew, with other rows."""
+def with_rows(graph: Graph, folder: Path, x: NDArray[Any], **more: NDArray[Any]) -> Graph:
+    """Write a graph of nodes anew, with other rows, and more arrays."""
     names = ("indptr", "indices", "y", "train_idx", "val_idx", "test_idx")
     arrays: dict[str, Any] = {name: np.array(getattr(graph, name)) for name in names}
     return write_graph(
         folder, name=folder.name, x=x, task="multiclass", num_classes=graph.num_classes,
-        overwrite=True, **arrays,
+        overwrite=True, **arrays, **more,
     )  # fmt: skip
 
 
