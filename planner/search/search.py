@@ -78,17 +78,20 @@ def with_capture(settings: PlanSettings, request: Request, candidate: Candidate)
     return replace(candidate, threads=threads)
 
 
-def with_step(settings: PlanSettings, request: Request, candidate: Candidate) -> Candidate:
+def with_step(
+    settings: PlanSettings, request: Request, candidate: Candidate, *, in_place: bool = True
+) -> Candidate:
     """Return the candidate with the step that is asked for, as far as it can be captured.
 
     With `auto` a step is captured where the machine's rates say that this saves more than the
     noise. Of the margins of its shapes, the one with the least padding and steps that do not fit.
+    Batches are copied into it unless its GPUs read all rows `in_place`.
     """
     eager = replace(candidate, step="eager", shapes=None)
     if settings.step == "eager" or refuse_captured(eager, request.workload):
         return eager
     batch, timing = batch_and_timing(request, candidate)
-    drawn = _draws_padded(settings, request, eager)
+    drawn = in_place and _draws_padded(settings, request, eager)
     bounds = _most_drawn(request, eager, len(batch.edge_types)) if drawn else None
     made: list[Candidate] = []
     for margin in MARGINS:
@@ -280,9 +283,12 @@ class Search(SearchInputs):
         for dimension in dimensions_of(candidate):
             candidate = dimension.normalise(candidate)
         request = self._request(candidate)
-        candidate = with_capture(self.settings, request, candidate)
-        candidate = with_step(self.settings, request, candidate)
+        single = with_capture(self.settings, request, candidate)
+        candidate = with_step(self.settings, request, single)
         placed = place(candidate)
+        if candidate.draws_ahead and placed.placement.reads_disk:
+            candidate = with_step(self.settings, request, single, in_place=False)
+            placed = place(candidate)
         for dimension in dimensions_of(candidate):
             request, placed = dimension.adjust_reads(request, candidate, placed, self.draws)
         prediction = predict(request, candidate, placed.rows)
