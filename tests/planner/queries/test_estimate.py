@@ -289,6 +289,16 @@ def test_typed_graphs_are_estimated_with_models_of_the_cost_file(types: Path):
     assert one.stages["forward_backward"] < wider.stages["forward_backward"]
 
 
+def test_an_update_is_in_float32_whatever_the_products_are_in(types: Path):
+    wide = replace(TYPED, hidden=4096)
+    single, half = (
+        estimate(replace(wide, precision=each), types=types).estimates[0].stages
+        for each in ("float32", "bfloat16")
+    )
+    assert half["forward_backward"] < single["forward_backward"]
+    assert half["optimizer"] == single["optimizer"]
+
+
 def test_of_a_typed_graph_nodes_of_the_seeds_type_alone_are_trained_on(types: Path):
     found = estimate(TYPED, types=types)
     assert (found.nodes, found.num_train) == (3_000_000, 100_000)
