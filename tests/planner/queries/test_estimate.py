@@ -109,6 +109,7 @@ def test_what_does_not_fit_says_which_memory_lacks_how_much():
         (["--like", "reddit", "--machine", "dgx-a100", "--devices", "9"], "at most 8 devices"),
         (["--like", "reddit", "--machine", "siton", "--hosts", "2"], "expected one host"),
         (["--like", "reddit", "--machine", "hgx-h100", "--hosts", "65"], "at most 64 hosts"),
+        (["--like", "reddit", "--machine", "gb200-nvl72", "--hosts", "64"], "at most 18 hosts"),
         (["--like", "reddit", "--hosts", "500"], "--hosts: expected at most 64, found 500"),
         (["--like", "reddit", "--machine", "hgx-h100:4", "--hosts", "2"], "expected 4, as --mach"),
         (["--like", "reddit", "--machine", ""], "separated by commas, found ''"),
