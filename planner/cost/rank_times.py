@@ -30,6 +30,8 @@ class RankWork:
     row_bytes: int
     """Bytes of a row as stored and sent."""
     sampler: str = DEFAULT_SAMPLER
+    user_parameters: Mapping[str, float | str] = field(default_factory=dict[str, float | str])
+    """Parameters of the sampler that the user chose."""
     every_hop: bool = False
     """Whether a hop expands every vertex again, not only new ones."""
     captured_bytes: int = 0
@@ -38,6 +40,15 @@ class RankWork:
     """What is trained: its links, and its global batch."""
     exchanges: Exchanges | None = None
     """Exchanges of a shared batch, beside those for the placement's rows."""
+
+    @property
+    def parameters(self) -> Mapping[str, float | str]:
+        """Return the parameters of the sampler: the user's, and the candidate's own choices."""
+        return {**self.user_parameters, **self.candidate.sampler.parameters}
+
+    def is_timed_with(self, parameter: str) -> bool:
+        """Return whether a GPU was timed with the sampler's parameter, which the user chose."""
+        return self.timing.gpu is not None and parameter not in self.candidate.sampler.parameters
 
     @property
     def list_places(self) -> Mapping[str, float]:

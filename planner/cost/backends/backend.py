@@ -120,6 +120,7 @@ class Backend(ABC):
             rows=placed.ranks[rank],
             row_bytes=row_bytes(request.graph),
             sampler=request.sampler,
+            user_parameters=request.user_sampler.parameters,
             every_hop=request.every_hop,
             captured_bytes=captured_bytes(request, candidate),
             workload=request.workload,

@@ -55,6 +55,7 @@ from gnnplan.planner.cost.stages.sample import (
     launch_words,
     more_fanouts,
     scan_seconds,
+    unpriced_words,
 )
 from gnnplan.planner.machine.model import MachineModel
 from gnnplan.planner.workload import BatchProfile, GpuLoop, GpuTiming, ModelTiming
@@ -329,7 +330,8 @@ def _derived_words(reads: _Reads) -> dict[Stage, str]:
     where = WORDS[candidate.topology.policy]
     return {
         Stage.SAMPLE: f"derived: a batch's edges x transactions over {shared}; topology {where}; "
-        f"{launch_words(candidate, reads.work.sampler)}",
+        f"{launch_words(candidate, reads.work.sampler)}"
+        f"{unpriced_words(reads.work.sampler, reads.work.parameters)}",
         Stage.GATHER: f"derived: rows ({reads.sources}) x lines per row over {shared}{beside}",
         Stage.COPY: f"derived: seeds and labels over {shared}",
         Stage.BATCH: "derived: edge weights over the GPU's bandwidth",
