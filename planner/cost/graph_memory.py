@@ -54,6 +54,8 @@ def draws_by_weights(sampler: Sampler) -> bool:
 
 def draws_on_gpu(request: Request, sampler: Sampler) -> bool:
     """Return whether a GPU draws the batches of a plan with that sampler, else the host."""
+    if request.sparse:
+        return False
     links, types = request.graph.task == "link", is_typed(request.workload)
     can = bool(find_sampler(sampler.name).gpu)
     return can and not why_on_host(sampler, links=links, types=types)

@@ -46,7 +46,8 @@ from gnnplan.planner.search.dimensions.registry import (
     propose_more,
     rows_of,
 )
-from gnnplan.planner.search.samplers import LINK_TASK, of_links_or_types
+from gnnplan.planner.search.dimensions.ranks import plans_gpus
+from gnnplan.planner.search.samplers import LINK_TASK, fed_by_cores, of_links_or_types
 from gnnplan.planner.settings import PlanSettings
 from gnnplan.planner.workload import Hotness
 from gnnplan.runtime.plan.schema import Alternative, Interval, Prediction
@@ -64,7 +65,7 @@ def with_capture(settings: PlanSettings, request: Request, candidate: Candidate)
     node = not of_links_or_types(request.graph.task, request.workload)
     node = node and candidate.las is None and candidate.bulk_batches == 1
     node = node and candidate.batching == "independent"
-    node = node and candidate.topology.policy != "partitioned"
+    node = node and candidate.topology.policy != "partitioned" and not request.sparse
     if candidate.kind == "cuda" and plain and node:
         size = buffer_bytes(request, candidate)
         room = min(
@@ -113,7 +114,7 @@ def _draws_padded(settings: PlanSettings, request: Request, candidate: Candidate
     work = request.workload
     plain = is_able(settings.sampler, settings.sampler_parameters, "captured")
     alone = candidate.las is None and candidate.bulk_batches == 1 and candidate.cache is None
-    whole = candidate.topology.policy in ("host", "replicated") and candidate.hosts == 1
+    whole = candidate.topology.policy in ("host", "replicated") and not request.sparse
     of_types = [fanout for each in work.type_fanouts.values() for fanout in each]
     bounded = min(work.fanouts, default=-1) > 0 and min(of_types, default=0) >= 0
     return plain and alone and whole and bounded and settings.shared_host
@@ -339,15 +340,19 @@ class Search(SearchInputs):
 
     def explore(self) -> SearchResult:
         """Price every candidate, and say which choices could not be priced."""
-        request, policy = self.request, self.settings.policy
+        request = self.request
+        fed = request.sparse and plans_gpus(request.machine)
+        settings = fed_by_cores(self.settings) if fed else self.settings
+        policy = settings.policy
         asked = ProposalInputs(
-            settings=self.settings,
+            settings=settings,
             machine=request.machine,
             policies=("none",) if policy == "auto" else (policy,),
             task=request.graph.task,
             profile=request.profile,
             draws=self.draws,
             num_steps=steps_per_epoch(request.graph.num_train, request.workload.batch_size),
+            fed_by_cores=fed,
         )
         first = propose_first(asked)
         found = [self.price(c) for c in first.candidates]

@@ -38,9 +38,9 @@ class Mode:
     """Of `ROWS`."""
     settings: dict[str, Any] = field(default_factory=dict[str, Any])
     """Fields of `PlanSettings`; `workload` holds changes of the workload's."""
-    graph: Literal["nodes", "links", "typed", "halves", "weights"] = "nodes"
+    graph: Literal["nodes", "links", "typed", "halves", "sparse", "weights"] = "nodes"
     """What is trained on: nodes of one type, links, nodes of a graph with tables by type, nodes
-    whose rows are stored in bfloat16, or nodes of a graph whose edges have weights."""
+    whose rows are stored in bfloat16 or sparse, or nodes of a graph whose edges have weights."""
     devices: int = 2
     hosts: int = 1
     recording: str | None = None
@@ -298,6 +298,7 @@ MODES = [
         )
         for devices in (1, 2)
     ),
+    Mode(name="sparse", row="rows", graph="sparse", wants=_ahead, holds=_reads("host")),
     Mode(
         name="peers mapped", row="rows", quick=True, settings={"policy": "legion"}, room_rows=60,
         wants=_together, holds=_reads("own", "peer", "host"),

@@ -37,7 +37,7 @@ from gnnplan.runtime.report import RunReport, load_report
 from tests.emulated.modes import Mode
 from tests.support.emulated import emulated_machine
 from tests.support.fullgraph_plans import sent_bytes
-from tests.support.plans import with_rows
+from tests.support.plans import with_rows, with_sparse_rows
 from tests.support.ranks import free_port, run_on_ranks
 
 EPOCHS = 2
@@ -66,6 +66,8 @@ def make_graph(folder: Path, kind: str = "nodes") -> Graph:
     if kind == "nodes":
         return made
     x = np.array(made.x)
+    if kind == "sparse":
+        return with_sparse_rows(made, folder)
     if kind == "halves":
         return with_rows(made, folder, convert_rows(x, BFLOAT16))
     weight = np.random.default_rng(4).uniform(0.1, 3.0, made.num_edges).astype(np.float32)

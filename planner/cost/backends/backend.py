@@ -122,6 +122,7 @@ class Backend(ABC):
             sampler=request.sampler,
             user_parameters=request.user_sampler.parameters,
             every_hop=request.every_hop,
+            sparse=request.sparse,
             captured_bytes=captured_bytes(request, candidate),
             workload=request.workload,
         )

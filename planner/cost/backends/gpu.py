@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 from gnnplan.planner.candidate import Candidate, PlacedRows
 from gnnplan.planner.cost.backends.backend import Backend, Parts, time_to_start
+from gnnplan.planner.cost.backends.cores import copied_times
 from gnnplan.planner.cost.backends.gpu_lanes import (
     GRAPH_STARTS,
     captured_bytes,
@@ -72,7 +73,8 @@ class GpusBackend(Backend):
         timing, candidate = work.timing, work.candidate
         # Loops that were timed have their batches from the host, kernel by kernel.
         timed = None if candidate.shapes is not None and candidate.shapes.drawn else timing.gpu
-        found = _derived_times(work) if timed is None else _timed_times(work, timed)
+        derived = copied_times if work.sparse else _derived_times
+        found = derived(work) if timed is None else _timed_times(work, timed)
         reduced = gpu_reduced(work.machine, candidate, timing)
         slope = timing.slope_seconds(ranks=candidate.num_ranks, threads=candidate.threads.compute)
         stages = {**found.stages, Stage.ALL_REDUCE: StageTime.of(reduced)}

@@ -58,7 +58,7 @@ def add_gpu_dependence(work: RankWork, times: RankTimes) -> RankTimes:
     """Add the numbers of dependent batches to a GPU's sampling, unless they were timed there."""
     machine, candidate = work.machine, work.candidate
     kernels = mix_starts(work.parameters, len(work.batch.edges), work.sampler)
-    if not (kernels and candidate.gpus) or work.is_timed_with("kappa"):
+    if not (kernels and work.draws_on_gpu) or work.is_timed_with("kappa"):
         return times
     started, computed = mixed_seconds(
         _entries(work),
@@ -73,7 +73,7 @@ def add_gpu_dependence(work: RankWork, times: RankTimes) -> RankTimes:
 def add_gpu_lists(work: RankWork, times: RankTimes) -> RankTimes:
     """Add the lists that a preference for local neighbours reads whole to a GPU's sampling."""
     machine, candidate = work.machine, work.candidate
-    if not candidate.gpus or not sampler_or_unknown(work.sampler).prefers_local:
+    if not work.draws_on_gpu or not sampler_or_unknown(work.sampler).prefers_local:
         return times
     near, own = memory_seconds_per_byte(machine, candidate), work.list_places.get("own", 0.0)
     far = copy_seconds_per_byte(machine, candidate)[work.rank]
@@ -102,7 +102,7 @@ def add_gpu_links(work: RankWork, times: RankTimes) -> RankTimes:
     d_c entries, the graph's mean or the destinations' own.
     """
     machine, candidate, links = work.machine, work.candidate, work.workload.links
-    if not candidate.gpus or work.graph.task != "link":
+    if not work.draws_on_gpu or work.graph.task != "link":
         return times
     near, on_host = memory_seconds_per_byte(machine, candidate), candidate.topology.policy == "host"
     far = copy_seconds_per_byte(machine, candidate)[work.rank] if on_host else near
