@@ -36,6 +36,7 @@ from gnnplan.planner.errors import PlanDoesNotFit, SettingsError
 from gnnplan.planner.placement.place import CandidatePlacement, Memories, memories_of
 from gnnplan.planner.search.choose import PlacedCandidate, shadow_prices
 from gnnplan.planner.search.dimensions.dimension import Omission, ProposalInputs, SearchInputs
+from gnnplan.planner.search.dimensions.ranks import plans_gpus
 from gnnplan.planner.search.dimensions.registry import (
     DIMENSIONS,
     LISTS,
@@ -46,7 +47,6 @@ from gnnplan.planner.search.dimensions.registry import (
     propose_more,
     rows_of,
 )
-from gnnplan.planner.search.dimensions.ranks import plans_gpus
 from gnnplan.planner.search.samplers import LINK_TASK, fed_by_cores, of_links_or_types
 from gnnplan.planner.settings import PlanSettings
 from gnnplan.planner.workload import Hotness

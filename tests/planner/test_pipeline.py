@@ -165,9 +165,8 @@ def test_gpus_of_sparse_features_are_priced_as_fed_by_cores(
     batch, known = search.request.profile.batch(BATCH // 2), load_preset("cpu-2core")
     for each in explored.priced:
         stages, candidate = each.prediction.stages, each.candidate
-        edge, vertex = (
-            rate(known, search.request.graph, candidate).seconds for rate in (edge_rate, vertex_rate)
-        )
+        ref = search.request.graph
+        edge, vertex = (rate(known, ref, candidate).seconds for rate in (edge_rate, vertex_rate))
         drawn = sum(e.mean for e in batch.edges) * edge + batch.vertices[-1].mean * vertex
         assert stages["sample"] == pytest.approx(drawn)
         assert "table sample_edge" in each.prediction.provenance["sample"]

@@ -16,8 +16,8 @@ Counts come from the profile's stacks; formulas 4.7 bounds them from above (`lin
 send all stages of a column in one all-to-all, which is never slower than one after another
 (`probability_seconds`).
 
-The formulas at the end count words, a word being one entry on the wire: a column id. There k batches of b seeds are one bulk, with d
-non-zeros per row of A, over p ranks.
+The formulas at the end count words, a word being one entry on the wire: a column id. There k
+batches of b seeds are one bulk, with d non-zeros per row of A, over p ranks.
 
 Source: docs/formulas.md 4.6 to 4.9 [M8], [C15], after Tripathy et al., MLSys 2024.
 """
