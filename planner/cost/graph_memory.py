@@ -34,7 +34,7 @@ def graph_parts(request: Request, candidate: Candidate, batch: BatchProfile) -> 
         return {"topology": 0}
     graph, work = request.graph, request.workload
     more = {"sampler tables": find_sampler(sampler.name).gpu_node_bytes * graph.num_nodes}
-    if parameters_of(sampler).get("weights", "none") != "none":
+    if draws_by_weights(sampler):
         in_parts = candidate.topology.policy == "partitioned"
         share = candidate.topology.replication / candidate.num_ranks if in_parts else 1
         more["edge weights"] = round(WEIGHT_BYTES * graph.num_edges * share)
@@ -47,8 +47,15 @@ def graph_parts(request: Request, candidate: Candidate, batch: BatchProfile) -> 
     return {"topology": _topology_bytes(request, candidate, batch), **kept}
 
 
+def draws_by_weights(sampler: Sampler) -> bool:
+    """Return whether a sampler reads the graph's edge weights."""
+    return parameters_of(sampler).get("weights", "none") != "none"
+
+
 def draws_on_gpu(request: Request, sampler: Sampler) -> bool:
     """Return whether a GPU draws the batches of a plan with that sampler, else the host."""
+    if request.sparse:
+        return False
     links, types = request.graph.task == "link", is_typed(request.workload)
     can = bool(find_sampler(sampler.name).gpu)
     return can and not why_on_host(sampler, links=links, types=types)

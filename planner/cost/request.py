@@ -79,6 +79,8 @@ class Request:
     """Whether the graph has self-loops; also where that was not looked up."""
     every_hop: bool = False
     """Whether a hop expands every vertex again, not only new ones."""
+    sparse: bool = False
+    """Whether features are sparse, so that cores draw and gather batches also for GPUs."""
     owned: OwnedBatch | None = None
     """Shared batches as parts of the graph deal them to the candidate's ranks."""
 

@@ -58,6 +58,19 @@ class Placement:
         """Whether a feature row is in host memory, shape [N]; None: all are."""
         return self.items[0].on_host
 
+    @property
+    def reads_disk(self) -> bool:
+        """Whether a device has a feature row neither in its clique's memories nor on the host."""
+        if self.on_host is None:
+            return False
+        for clique in self.cliques:
+            near = self.on_host.copy()
+            for device in clique:
+                near[self.own[device]] = True
+            if not near.all():
+                return True
+        return False
+
 
 def repeat_ids(ids: NDArray[np.int64], times: int) -> NDArray[np.int64]:
     """Show the ids `times` times, shape [times, len(ids)], without a copy; to be read only."""

@@ -73,7 +73,8 @@ def open_device_sampler(
         topology = _open_in_parts(plan, graph, device, comm, edge_ids=edge_ids)
         return build_device_sampler(
             named, topology, graph.indptr, graph.indices, plan.workload.fanouts,
-            plan.workload.seed, device=device, edge_ids=edge_ids, steps_per_epoch=num_steps,
+            plan.workload.seed, device=device, edge_ids=edge_ids, edge_weight=graph.edge_weight,
+            steps_per_epoch=num_steps,
         )  # fmt: skip
     hot = peers = local = None
     if policy == "cached" and lent is None:

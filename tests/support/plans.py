@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from gnnplan.runtime.device import machine_fingerprint
 from gnnplan.runtime.features.location import encode
-from gnnplan.runtime.graph.dataset import Graph, write_graph
+from gnnplan.runtime.graph.dataset import Graph, SparseFeatures, write_graph
 from gnnplan.runtime.plan.io import save_plan
 from gnnplan.runtime.plan.schema import (
     Certificate,
@@ -31,14 +31,24 @@ from gnnplan.runtime.plan.schema import (
 )
 
 
-def with_rows(graph: Graph, folder: Path, x: NDArray[Any]) -> Graph:
-    """Write a graph of nodes anew, with other rows."""
+def with_rows(graph: Graph, folder: Path, x: NDArray[Any] | None, **more: Any) -> Graph:
+    """Write a graph of nodes anew, with other rows, and more arrays."""
     names = ("indptr", "indices", "y", "train_idx", "val_idx", "test_idx")
     arrays: dict[str, Any] = {name: np.array(getattr(graph, name)) for name in names}
     return write_graph(
         folder, name=folder.name, x=x, task="multiclass", num_classes=graph.num_classes,
-        overwrite=True, **arrays,
+        overwrite=True, **arrays, **more,
     )  # fmt: skip
+
+
+def with_sparse_rows(graph: Graph, folder: Path) -> Graph:
+    """Write a graph of nodes anew, with its rows in sparse form."""
+    nodes, width = graph.num_nodes, graph.feature_dim
+    rows = SparseFeatures(
+        indptr=np.arange(nodes + 1) * width, indices=np.tile(np.arange(width), nodes),
+        data=np.array(graph.x, np.float32).ravel(),
+    )  # fmt: skip
+    return with_rows(graph, folder, None, x_csr=rows, feature_dim=width)
 
 
 def change_strategy(plan: Plan, folder: Path, **fields: Any) -> Plan:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 from gnnplan.planner.candidate import Candidate, PlacedRows
 from gnnplan.planner.cost.backends.backend import Backend, Parts, time_to_start
+from gnnplan.planner.cost.backends.cores import copied_times
 from gnnplan.planner.cost.backends.gpu_lanes import (
     GRAPH_STARTS,
     captured_bytes,
@@ -55,6 +56,7 @@ from gnnplan.planner.cost.stages.sample import (
     launch_words,
     more_fanouts,
     scan_seconds,
+    unpriced_words,
 )
 from gnnplan.planner.machine.model import MachineModel
 from gnnplan.planner.workload import BatchProfile, GpuLoop, GpuTiming, ModelTiming
@@ -71,7 +73,8 @@ class GpusBackend(Backend):
         timing, candidate = work.timing, work.candidate
         # Loops that were timed have their batches from the host, kernel by kernel.
         timed = None if candidate.shapes is not None and candidate.shapes.drawn else timing.gpu
-        found = _derived_times(work) if timed is None else _timed_times(work, timed)
+        derived = copied_times if work.sparse else _derived_times
+        found = derived(work) if timed is None else _timed_times(work, timed)
         reduced = gpu_reduced(work.machine, candidate, timing)
         slope = timing.slope_seconds(ranks=candidate.num_ranks, threads=candidate.threads.compute)
         stages = {**found.stages, Stage.ALL_REDUCE: StageTime.of(reduced)}
@@ -329,7 +332,8 @@ def _derived_words(reads: _Reads) -> dict[Stage, str]:
     where = WORDS[candidate.topology.policy]
     return {
         Stage.SAMPLE: f"derived: a batch's edges x transactions over {shared}; topology {where}; "
-        f"{launch_words(candidate, reads.work.sampler)}",
+        f"{launch_words(candidate, reads.work.sampler)}"
+        f"{unpriced_words(reads.work.sampler, reads.work.parameters)}",
         Stage.GATHER: f"derived: rows ({reads.sources}) x lines per row over {shared}{beside}",
         Stage.COPY: f"derived: seeds and labels over {shared}",
         Stage.BATCH: "derived: edge weights over the GPU's bandwidth",

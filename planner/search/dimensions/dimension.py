@@ -106,6 +106,8 @@ class ProposalInputs:
     """Optimiser steps of an epoch."""
     whole_lists: frozenset[int] = frozenset()
     """Numbers of GPUs of which each has room for all adjacency lists."""
+    fed_by_cores: bool = False
+    """Whether cores draw and gather the batches of GPUs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -15,8 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from gnnplan.runtime.features.device_rows import copy_list
-from gnnplan.runtime.sampling.checks import check_layer_sizes, float32_weight
+from gnnplan.runtime.sampling.checks import check_layer_sizes
 from gnnplan.runtime.sampling.choose.layerwise import PATIENCE, Law, Method, Norm, check_boost
 from gnnplan.runtime.sampling.dependent import HopStreams, StreamPolicy
 from gnnplan.runtime.sampling.gpu.choose import row_ends
@@ -326,8 +325,7 @@ class DeviceLayerwiseSampler(RequestSampler[DeviceBatch]):
         self.num_hops = len(self.sizes)
         self.streams = policy_of(self.law, seed, policy)
         self.edge_ids = edge_ids
-        weight = float32_weight(edge_weight, topology.num_edges)
-        self._weight = copy_list(weight, device) if weight.size else None
+        self._weight = topology.hold_weights(edge_weight, device)
         self._boost = boost
         self._ring = None if boost is None else torch.from_numpy(np.array(boost.ring)).to(device)
         fastgcn = self.law.method is Method.FASTGCN

@@ -366,6 +366,14 @@ class GridTopology(DeviceTopology):
             rows.directory, held["indices"], None, None, (0, ALL), (0, 0), counts, widest, rows=rows
         )
 
+    def hold_weights(
+        self, edge_weight: NDArray[np.floating] | None, device: torch.device
+    ) -> Tensor | None:
+        """Return the weights of this rank's edges, which came with its block row."""
+        del edge_weight, device
+        held: Any = self.rows.shard.edge_weight
+        return held
+
     def lists_of(
         self, nodes: Tensor, weight: Tensor | None = None
     ) -> tuple[DeviceTopology, Tensor | None]:

@@ -27,7 +27,7 @@ from gnnplan.runtime.features.device_rows import (
     torch_dtype,
 )
 from gnnplan.runtime.processor import processor_of
-from gnnplan.runtime.sampling.checks import check_graph
+from gnnplan.runtime.sampling.checks import check_graph, float32_weight
 
 ALL = (1 << 63) - 1
 """Address beyond all of a device's memory."""
@@ -162,6 +162,13 @@ class DeviceTopology:
         # Kernels in other streams add to the counts again: not before they are zero.
         processor_of(self.counts.device).synchronize()
         return {source: Reads(found[2 * at], found[2 * at + 1]) for at, source in enumerate(Source)}
+
+    def hold_weights(
+        self, edge_weight: NDArray[np.floating] | None, device: torch.device
+    ) -> Tensor | None:
+        """Check the weights of all edges and copy them to the device; None for None."""
+        weight = float32_weight(edge_weight, self.num_edges)
+        return copy_list(weight, device) if weight.size else None
 
     def lists_of(
         self, nodes: Tensor, weight: Tensor | None = None

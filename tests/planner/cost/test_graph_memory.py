@@ -76,6 +76,9 @@ PLANS: dict[str, tuple[str, dict[str, Any], set[str]]] = {
     "replicated": ("plain", REPLICATED, set()),
     "cached": ("plain", CACHED, set()),
     "in parts": ("plain", IN_PARTS, set()),
+    "in parts by weights": (
+        "plain", {**IN_PARTS, **sampled_by("ladies", weights="graph")}, {"edge weights"},
+    ),
     "links": ("links", {}, set()),
     "typed": ("typed", {"model": "rgcn"}, set()),
     "typed, replicated": ("typed", {"model": "rgcn", **REPLICATED}, set()),

@@ -129,6 +129,13 @@ def test_grace_reaches_its_gpus_faster_than_pcie_would() -> None:
     assert len(load_preset("gb200-nvl72:18").gpus) == 72
 
 
+def test_a_rack_is_joined_to_no_more_trays_than_it_has() -> None:
+    said = "preset gb200-nvl72: expected at most 18 hosts, found 64; ask for fewer --hosts"
+    with pytest.raises(MachineError, match=said):
+        load_preset("gb200-nvl72:64")
+    assert len(load_preset("dgx-b200:64").gpus) == 512
+
+
 @pytest.mark.parametrize(("few", "many"), [("a100x4", "a100x8"), ("a100x8", "v100x16")])
 def test_rows_of_the_host_take_longer_where_more_gpus_share_its_ways(few: str, many: str) -> None:
     # Cooperative table, rows without a cache: 8 A100 take 1.15 to 1.22 times the time of 4; 16
