@@ -194,13 +194,6 @@ def owns_padding(table: Tensor) -> bool:
     return (table.shape[0] - 1) * stride_bytes + row_bytes <= room
 
 
-def copy_to_device(rows: NDArray[Any], device: torch.device) -> Tensor:
-    """Copy a rank's rows into padded rows of the device's memory, or raise OutOfMemoryError."""
-    table = padded_rows(rows.shape[0], rows.shape[1], torch_dtype(rows), device)
-    _fill(table, rows)
-    return table
-
-
 def copy_to_host(rows: AnyRows, device: torch.device) -> Tensor:
     """Copy rows into padded rows of page-locked memory, which the device reads in place."""
     dtype = torch_dtype(rows)
