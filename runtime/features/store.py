@@ -204,7 +204,7 @@ def open_store(
         rank=rank,
         policy=cache.policy,
         num_slots=cache.rows[rank],
-        dtype=np.float32 if graph.x is None else row_dtype(graph.feature_dtype),
+        dtype=served.dtype,
         threads=threads,
     )
 

@@ -222,7 +222,7 @@ def check_fast(folder: Path, meta: GraphMeta, arrays: dict[str, NDArray[Any]]) -
         "edge_id": (("int64",), (edges,)),
         "node_type": (("int32",), (nodes,)),
         **dict.fromkeys(SPLITS, (("int64",), seeds)),
-        **{f"x_{name}": (FLOATS, (None, None)) for name in typed_names(meta)},
+        **{f"x_{name}": ((meta.feature_dtype,), (None, None)) for name in typed_names(meta)},
     }
     for name, array in arrays.items():
         check_array(folder / f"{name}.npy", array, *rules[name])

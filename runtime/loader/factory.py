@@ -450,7 +450,7 @@ class LoaderParts:
 def _type_of_rows(plan: Plan, graph: Graph, asked: torch.dtype | None) -> torch.dtype:
     """Return the type of rows that are handed out; InputError for one that would change values."""
     name = plan.strategy.features.storage_dtype
-    plain = graph.x is not None and name == graph.feature_dtype
+    plain = graph.x_csr is None and name == graph.feature_dtype
     stored = DTYPES.get(name, torch.float32) if plain else torch.float32
     if plan.strategy.batching == "cooperative":  # rows of other ranks come in float32
         stored = torch.float32

@@ -1,5 +1,6 @@
 """Plans for tests, written without the planner: what the runtime needs, and no prediction."""
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -7,9 +8,10 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from gnnplan.runtime import codec
 from gnnplan.runtime.device import machine_fingerprint
 from gnnplan.runtime.features.location import encode
-from gnnplan.runtime.graph.dataset import Graph, write_graph
+from gnnplan.runtime.graph.dataset import Graph, open_graph, write_graph
 from gnnplan.runtime.plan.io import save_plan
 from gnnplan.runtime.plan.schema import (
     Certificate,
@@ -39,6 +41,16 @@ def with_rows(graph: Graph, folder: Path, x: NDArray[Any]) -> Graph:
         folder, name=folder.name, x=x, task="multiclass", num_classes=graph.num_classes,
         overwrite=True, **arrays,
     )  # fmt: skip
+
+
+def with_half_tables(graph: Graph, folder: Path) -> Graph:
+    """Write a typed graph anew, with its tables of features rounded to float16."""
+    shutil.copytree(graph.path, folder)
+    for name, table in graph.x_by_type.items():
+        np.save(folder / f"x_{name}.npy", table.astype(np.float16))
+    meta = replace(graph.meta, feature_dtype="float16", fingerprint="")
+    (folder / "graph.json").write_text(codec.dumps(meta))
+    return open_graph(folder)
 
 
 def change_strategy(plan: Plan, folder: Path, **fields: Any) -> Plan:
