@@ -28,7 +28,6 @@ from gnnplan.runtime.features.device_rows import (
     share_host_rows,
     share_rows,
     torch_dtype,
-    word_multiple,
 )
 from gnnplan.runtime.features.device_store import (
     SLOT_BYTES,
@@ -47,7 +46,7 @@ from gnnplan.runtime.features.store import (
 )
 from gnnplan.runtime.features.tier import Dense, TypedHost
 from gnnplan.runtime.graph.dataset import Graph
-from gnnplan.runtime.graph.format import row_dtype
+from gnnplan.runtime.graph.format import row_dtype, word_multiple
 from gnnplan.runtime.limits import planned_sum, sum_text
 from gnnplan.runtime.plan.schema import Plan, Source
 from gnnplan.runtime.processor import processor_of
