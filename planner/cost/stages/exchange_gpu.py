@@ -239,8 +239,8 @@ def most_in_transit(request: Request, candidate: Candidate, *, disk: bool) -> in
     if candidate.batching != "independent":
         return 0
     largest = _largest_batch(request, candidate)
-    keeps = candidate.policy != "none" and candidate.cache is None
-    if peers := keeps and max(map(len, candidate.cliques), default=1) > 1:
+    peers = candidate.cache is None and max(map(len, candidate.cliques), default=1) > 1
+    if peers:
         mean = largest.vertices / largest.scale
         every = RankRows(rows={"peer": mean}, working_rows={}, shares={})
         placed = PlacedRows(policy="", ranks=[every] * candidate.num_ranks, host_rows=0)
