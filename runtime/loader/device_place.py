@@ -67,7 +67,6 @@ def open_device_sampler(
     from gnnplan.runtime.sampling.build import build_device_sampler
     from gnnplan.runtime.sampling.gpu.topology import DeviceTopology
 
-    indptr, indices, order = sort_lists(graph, plan.workload)
     policy, named = plan.strategy.topology.policy, plan.strategy.sampler
     if policy == "partitioned":
         topology = _open_in_parts(plan, graph, device, comm, edge_ids=edge_ids)
@@ -82,11 +81,15 @@ def open_device_sampler(
         hot, peers = lists.held[rank], _peer_lists(plan, lists, rank, comm)
     if find_sampler(named.name).prefers_local:
         local = np.asarray(load_array(plan, folder, f"feature_own_ids_{rank}"), np.int64)
+    typed, share = is_typed(plan.workload), None if lent else HostShare.of(plan, rank, comm)
+    indptr, indices, order = graph.indptr, graph.indices, None
+    if typed and (edge_ids or not lent):
+        lists = sort_lists(graph, share, keep_order=edge_ids)
+        indptr, indices, order = lists.ends, lists.indices, lists.order
     topology = lent or DeviceTopology.load(
-        indptr, indices, device, pinned=policy != "replicated", hot=hot,
-        share=HostShare.of(plan, rank, comm), peers=peers,
-    )  # fmt: skip
-    if is_typed(plan.workload) or graph.task == "link":
+        indptr, indices, device, pinned=policy != "replicated", hot=hot, share=share, peers=peers
+    )
+    if typed or graph.task == "link":
         settings = {
             "device": device, "dialect": Dialect(named.dialect), "seed": plan.workload.seed,
             "edge_ids": edge_ids,

@@ -51,6 +51,7 @@ from gnnplan.runtime.process import (
     memory_spread_over,
 )
 from gnnplan.runtime.processor import processor_of
+from gnnplan.runtime.sampling.typed import SortedByType
 from gnnplan.runtime.train.overlap import (
     MadeBatch,
     Prefetcher,
@@ -126,7 +127,8 @@ class PlannedLoader:
             the plan's precision reads.
         epoch: First epoch.
         comm: Communicator of exchanges with peers, which training uses too: GPUs send for both in
-            one order. None makes one where a rank has peers.
+            one order, and a host's ranks on cores sort a typed graph's lists once, together. None
+            makes one where a rank has peers.
         meter: Meter of stage seconds; None makes one.
         on_device: Whether the device draws and gathers by its own kernels, as far as it can; None:
             where it is a GPU. True on the CPU runs them in Triton's interpreter (tests).
@@ -412,6 +414,10 @@ class PlannedLoader:
         if padded is not None:  # ranks no longer meet in batches, nor wait for each other there
             self.stages, self._meets = [padded], False
             self._order = self._parts.order(self._workers.count, self.stages)
+
+    def sorted_lists(self) -> SortedByType | None:
+        """Return a typed graph's lists by type, else None; all ranks call it, for validation."""
+        return self._parts.sorted_lists(all_ranks=True)
 
     def set_factor(self, factor: float) -> None:
         """Sample with another locality factor (sampler las) from the next batch on.

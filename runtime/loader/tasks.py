@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gnnplan.runtime.errors import InputError
-from gnnplan.runtime.graph.dataset import Graph, is_typed, types_of
+from gnnplan.runtime.features.device_rows import HostMemory, HostShare
+from gnnplan.runtime.graph.dataset import Graph, types_of
 from gnnplan.runtime.loader.stages import AbstractStage
 from gnnplan.runtime.plan.schema import Workload
 from gnnplan.runtime.sampling.exclusion import (
@@ -22,7 +23,13 @@ from gnnplan.runtime.sampling.exclusion import (
 )
 from gnnplan.runtime.sampling.minibatch import MiniBatch
 from gnnplan.runtime.sampling.seeds import LinkSchedule, link_seeds
-from gnnplan.runtime.sampling.typed import SortedByType, TypedSampler, check_type_fanouts
+from gnnplan.runtime.sampling.typed import (
+    Fill,
+    SortedByType,
+    TypedSampler,
+    check_type_fanouts,
+    hold_alone,
+)
 from gnnplan.runtime.stages import Stage
 
 
@@ -127,9 +134,14 @@ def type_fanouts(
 
 
 def typed_sampler(
-    graph: Graph, workload: Workload, fanouts: list[int] | None = None, **settings: Any
+    graph: Graph,
+    workload: Workload,
+    fanouts: list[int] | None = None,
+    *,
+    lists: SortedByType | None = None,
+    **settings: Any,
 ) -> TypedSampler:
-    """Make the sampler of a typed graph.
+    """Make the sampler of a typed graph, over `lists` that are sorted already or its own.
 
     `fanouts` replaces the workload's for all types, in evaluation. InputError names an edge type
     that the dataset does not have.
@@ -142,22 +154,30 @@ def typed_sampler(
         graph.edge_type,
         by_type,
         node_type=graph.node_type if graph.x_by_type else None,
+        lists=lists,
         seed=workload.seed,
         **settings,
     )
 
 
-def sort_lists(graph: Graph, workload: Workload) -> tuple[Any, Any, NDArray[np.int64] | None]:
-    """Return lists as samplers read them, a typed graph's sorted by type; and the sorted's order.
+def sort_lists(graph: Graph, share: HostShare | None = None, *, keep_order: bool) -> SortedByType:
+    """Sort a typed graph's lists by type, once per host where its ranks share.
 
-    The order has each sorted edge's position in the graph; None where nothing is sorted.
+    Collective over the ranks that share.
     """
-    if not is_typed(workload):
-        return graph.indptr, graph.indices, None
     num_types = len(types_of(graph).edge_types)
     assert graph.edge_type is not None
-    found = SortedByType.of(graph.indptr, graph.indices, graph.edge_type, num_types)
-    return found.ends, found.indices, found.order
+
+    def hold(num_bytes: int, fill: Fill) -> NDArray[np.uint8]:
+        def fill_shared(room: HostMemory) -> None:
+            fill(np.frombuffer(room, np.uint8))
+
+        room = None if share is None else share.map(num_bytes, fill_shared, used=True)
+        return hold_alone(num_bytes, fill) if room is None else np.frombuffer(room, np.uint8)
+
+    return SortedByType.of(
+        graph.indptr, graph.indices, graph.edge_type, num_types, keep_order=keep_order, hold=hold
+    )
 
 
 def device_typed_sampler(

@@ -9,7 +9,7 @@ The location table of `cached` has features' codes (`slot << 8 | number`) over `
 positions stay those of the dataset, so every sampler draws the same batch under every policy.
 
 Under `partitioned` the graph here is the host's, of which the distributed matrix samplers cut their
-rows. Typed samplers sort the whole graph's lists into arrays of their own and refuse `cached`.
+rows. Typed samplers sort the whole graph's lists into arrays of the host's, and refuse `cached`.
 FastGCN's probabilities take one pass over the dataset.
 """
 

@@ -118,8 +118,8 @@ class SamplerSpec:
     """Count of a GPU's kernels that holds for it; empty: that of hops is borrowed."""
     one_draw_per_vertex: bool = False
     """Whether a vertex is drawn, or not, for all lists that hold it."""
-    gpu_node_bytes: int = 0
-    """Most bytes per node of the graph that its form on a GPU keeps beside lists and weights."""
+    node_bytes: int = 0
+    """Most bytes per node of the graph that a rank keeps for it beside lists and weights."""
     auto_parameters: tuple[dict[str, float | str], ...] = ()
     """Parameters that sampler auto tries, the preferred ones first; empty: not tried."""
 
@@ -167,7 +167,7 @@ _KAPPA: dict[str, Value] = {"kappa": 1, "dependence": "smooth", "layer_dependent
 
 
 def _layerwise(
-    name: str, draws: Draws, parameters: dict[str, Value], *, gpu_node_bytes: int = 0
+    name: str, draws: Draws, parameters: dict[str, Value], *, node_bytes: int = 0
 ) -> SamplerSpec:
     """Make the entry of a sampler by layers.
 
@@ -189,7 +189,7 @@ def _layerwise(
         abilities=frozenset(["stacks", "grid"]),
         lone=lambda _: "a layer's probabilities are sums over the whole batch",
         launches="layers",
-        gpu_node_bytes=gpu_node_bytes,
+        node_bytes=node_bytes,
     )  # fmt: skip
 
 
@@ -245,8 +245,8 @@ SAMPLERS: dict[str, SamplerSpec] = {spec.name: spec for spec in (
     ),
     _layerwise("ladies", Draws.WITHOUT_REPLACEMENT, {"norm": "fro", **_KAPPA}),
     _layerwise("pladies", Draws.POISSON, {"norm": "fro", **_KAPPA}),
-    # Its one law for all batches: each column's id, row and probability.
-    _layerwise("fastgcn", Draws.REPLACEMENT, {}, gpu_node_bytes=24),
+    # Its one law for all batches: each column's id and probability, and a row or a prefix sum.
+    _layerwise("fastgcn", Draws.REPLACEMENT, {}, node_bytes=24),
     # factor      preference for local vertices; over: neighbor | ladies (with sizes)
     # schedule    fixed, or measured: the factor starts there and follows the share of data movement
     #             in each epoch (`locality.FactorSchedule`)
@@ -267,7 +267,7 @@ SAMPLERS: dict[str, SamplerSpec] = {spec.name: spec for spec in (
         lone=lambda _: "it prefers what a rank holds, so ranks would draw different subgraphs",
         local_form="las",
         launches="local",
-        gpu_node_bytes=1,  # hops to the nearest local vertex
+        node_bytes=1,  # hops to the nearest local vertex
     ),
 )}  # fmt: skip
 """All samplers by name, in the order in which names are listed."""

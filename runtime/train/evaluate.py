@@ -41,7 +41,7 @@ from gnnplan.runtime.sampling.exclusion import NegativeSampler
 from gnnplan.runtime.sampling.minibatch import MiniBatch
 from gnnplan.runtime.sampling.neighbor import NeighborSampler
 from gnnplan.runtime.sampling.rng import Purpose
-from gnnplan.runtime.sampling.typed import TypedSampler
+from gnnplan.runtime.sampling.typed import SortedByType, TypedSampler
 from gnnplan.runtime.train.evaluation_room import (
     MOST_CHUNK_BYTES,
     most_sampled_bytes,
@@ -88,6 +88,7 @@ def evaluate(
     device_table_bytes: int = 0,
     epoch: int = 0,
     scratch: Path | None = None,
+    lists: SortedByType | None = None,
     where: str = "evaluation",
 ) -> Score:
     """Score the model on vertices `ids` (n,); every rank calls it with the same ones.
@@ -111,6 +112,7 @@ def evaluate(
         device_table_bytes: Most bytes of one in the GPU's memory; a larger one is the host's.
         epoch: Epoch of the stream of sampled draws.
         scratch: Folder of layer outputs in files; None: the system's temporary one.
+        lists: A typed graph's lists by type, where they are sorted already.
         where: What is scored, for errors: "epoch 3, validation".
     """
     metric = metric_of(graph.task)
@@ -119,7 +121,7 @@ def evaluate(
     run = Evaluation(
         model=model, graph=graph, store=store, workload=workload, comm=comm, metric=metric,
         chunk_bytes=chunk_bytes, table_bytes=table_bytes, device_table_bytes=device_table_bytes,
-        scratch=scratch,
+        scratch=scratch, lists=lists,
     )  # fmt: skip
     run.run(ids, fanouts, epoch)
     value, count = metric.compute(comm, where)
@@ -159,6 +161,8 @@ class Evaluation:
     table_bytes: int | None = None
     device_table_bytes: int = 0
     scratch: Path | None = None
+    lists: SortedByType | None = None
+    """A typed graph's lists by type; None sorts them."""
     note: str = ""
     """See `Score.note`."""
 
@@ -282,7 +286,8 @@ class Evaluation:
     def _sampler(self, fanouts: list[int]) -> NeighborSampler:
         graph, workload = self.graph, self.workload
         if is_typed(workload):
-            return typed_sampler(graph, workload, fanouts, purpose=Purpose.CALIBRATION)
+            lists, purpose = self.lists, Purpose.CALIBRATION
+            return typed_sampler(graph, workload, fanouts, lists=lists, purpose=purpose)
         return NeighborSampler(
             graph.indptr, graph.indices, fanouts, seed=workload.seed, purpose=Purpose.CALIBRATION
         )

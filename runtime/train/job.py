@@ -21,6 +21,7 @@ from gnnplan.runtime.comm.collectives import Communicator
 from gnnplan.runtime.device import machine_facts
 from gnnplan.runtime.errors import GnnplanError, SamplerError
 from gnnplan.runtime.faults.heartbeat import Heartbeat, Phase
+from gnnplan.runtime.graph.dataset import is_typed
 from gnnplan.runtime.launch.config import RunConfig, end_trial
 from gnnplan.runtime.loader.loader import PlannedLoader
 from gnnplan.runtime.meter import STEP, StageMeter
@@ -333,10 +334,17 @@ class Job:
                 table_bytes=room.table_bytes,
                 device_table_bytes=room.device_table_bytes,
                 where=where,
+                **self._sorted_lists(),
             )
         if not self.has_cut_pieces:
             self._say_cut_pieces(score.note)
         return score.value, score.count
+
+    def _sorted_lists(self) -> dict[str, Any]:
+        """Return a typed graph's lists by type, as an argument of `evaluate`. Collective."""
+        if not is_typed(self.plan.workload) or not isinstance(self.loader, PlannedLoader):
+            return {}
+        return {"lists": self.loader.sorted_lists()}
 
     def _say_cut_pieces(self, note: str) -> None:
         """Note what the first rank that found too little room in an evaluation says. Collective."""

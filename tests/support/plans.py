@@ -1,5 +1,6 @@
 """Plans for tests, written without the planner: what the runtime needs, and no prediction."""
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -7,9 +8,10 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from gnnplan.runtime import codec
 from gnnplan.runtime.device import machine_fingerprint
 from gnnplan.runtime.features.location import encode
-from gnnplan.runtime.graph.dataset import Graph, SparseFeatures, write_graph
+from gnnplan.runtime.graph.dataset import Graph, SparseFeatures, open_graph, write_graph
 from gnnplan.runtime.plan.io import save_plan
 from gnnplan.runtime.plan.schema import (
     Certificate,
@@ -49,6 +51,16 @@ def with_sparse_rows(graph: Graph, folder: Path) -> Graph:
         data=np.array(graph.x, np.float32).ravel(),
     )  # fmt: skip
     return with_rows(graph, folder, None, x_csr=rows, feature_dim=width)
+
+
+def with_half_tables(graph: Graph, folder: Path) -> Graph:
+    """Write a typed graph anew, with its tables of features rounded to float16."""
+    shutil.copytree(graph.path, folder)
+    for name, table in graph.x_by_type.items():
+        np.save(folder / f"x_{name}.npy", table.astype(np.float16))
+    meta = replace(graph.meta, feature_dtype="float16", fingerprint="")
+    (folder / "graph.json").write_text(codec.dumps(meta))
+    return open_graph(folder)
 
 
 def change_strategy(plan: Plan, folder: Path, **fields: Any) -> Plan:

@@ -13,6 +13,7 @@ from gnnplan.planner.cost.backends.backend import (
     timing_of,
 )
 from gnnplan.planner.cost.backends.gpu_lanes import step_compute
+from gnnplan.planner.cost.graph_memory import host_parts, node_parts
 from gnnplan.planner.cost.memory import ID_BYTES, core_parts, memory_use, peer_bytes
 from gnnplan.planner.cost.rank_times import DeviceTimes, RankTimes, RankWork, StageTime
 from gnnplan.planner.cost.rates import (
@@ -111,6 +112,7 @@ class CoresBackend(Backend):
         del rank
         process = request.profile.process or ProcessCost(start_seconds=0.0, resident_bytes=0)
         parts = core_parts(candidate, request.graph, batch, process)
+        parts |= node_parts(request, candidate)
         if reads_peers:
             parts["rows of peers"] = peer_bytes(candidate, batch, row_bytes(request.graph))
         return parts
@@ -121,13 +123,12 @@ class CoresBackend(Backend):
         """Hold the ranks' parts against the host's memory, which they share."""
         return memory_use(
             parts,
-            request.graph,
+            host_parts(request, candidate),
             placed,
             row_bytes(request.graph),
             request.machine,
             request.budgets,
             launcher_bytes=request.launcher_bytes,
-            mapped_topology=candidate.topology.policy != "partitioned",
         )
 
     def link_bytes(

@@ -22,17 +22,18 @@ from gnnplan.planner.cost.backends.gpu_lanes import (
     has_lanes,
     step_compute,
 )
-from gnnplan.planner.cost.graph_memory import graph_parts
+from gnnplan.planner.cost.graph_memory import graph_parts, host_parts
 from gnnplan.planner.cost.memory import gpu_memory_use, gpu_parts
 from gnnplan.planner.cost.rank_times import DeviceTimes, RankTimes, RankWork, StageTime
 from gnnplan.planner.cost.rates import MachineTable, Rate
-from gnnplan.planner.cost.request import Request, handed_row_bytes, row_bytes
+from gnnplan.planner.cost.request import Request, handed_row_bytes, held_row_bytes, row_bytes
 from gnnplan.planner.cost.stages.all_reduce import (
     exposed_in_parts,
     gpu_all_reduce,
     gradient_bytes,
 )
 from gnnplan.planner.cost.stages.exchange import hidden_share
+from gnnplan.planner.cost.stages.exchange_gpu import transit_parts
 from gnnplan.planner.cost.stages.gather import gather_seconds
 from gnnplan.planner.cost.stages.gather_gpu import (
     copy_seconds_per_byte,
@@ -116,9 +117,11 @@ class GpusBackend(Backend):
         self, request: Request, candidate: Candidate, placed: PlacedRows, parts: list[Parts]
     ) -> dict[str, MemoryUse]:
         """Hold each GPU's parts against its memory, and what hosts map against theirs."""
-        stored = row_bytes(request.graph)
+        held, stored = host_parts(request, candidate), held_row_bytes(request.graph, candidate)
+        moving = transit_parts(request, candidate, placed)
+        parts = [own | more for own, more in zip(parts, moving, strict=True)]
         return gpu_memory_use(
-            parts, candidate, request.graph, placed, stored, request.machine, request.budgets
+            parts, candidate, held, placed, stored, request.machine, request.budgets
         )
 
     def link_bytes(
