@@ -296,7 +296,7 @@ class Job:
             epoch=epoch,
             seconds=self.epoch_seconds,
             steps=len(self.epoch_losses),
-            loss=float(np.mean(self.epoch_losses)),
+            loss=self._mean_loss(),
             first_loss=self.epoch_losses[0],
             last_loss=self.epoch_losses[-1],
             val=val,
@@ -313,6 +313,12 @@ class Job:
         self.events.emit(
             "epoch", epoch=epoch, loss=report.loss, val=val, seconds=report.seconds, share=1.0
         )
+
+    def _mean_loss(self) -> float:
+        """Return the mean over the epoch's seeds, of which its last step may have fewer."""
+        most, steps = self.plan.workload.batch_size, np.arange(len(self.epoch_losses))
+        seeds = np.minimum(most, len(self.loader.graph.train_idx) - most * steps)
+        return float(np.average(self.epoch_losses, weights=seeds))
 
     def _score(self, where: str, ids: NDArray[np.int64]) -> tuple[float | None, int]:
         if len(ids) == 0:
