@@ -6,7 +6,7 @@ PyG's `Data`, with what a script adds to them.
 """
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from gnnplan.runtime.errors import InputError
 from gnnplan.runtime.graph.dataset import Graph, GraphTypes, is_typed, types_of
+from gnnplan.runtime.loader.tasks import fanouts_by_type, read_fanouts
 from gnnplan.runtime.plan.schema import Plan, Sampler, Strategy, TopologyPlacement, Workload
 from gnnplan.runtime.sampling.memory import HopShapes
 from gnnplan.runtime.sampling.minibatch import MiniBatch
@@ -157,7 +158,7 @@ def select_training_seeds(
             "PlannedLoader: shuffle and drop_last: training goes over each seed once per epoch in "
             "an order of its own, as the plan counts on; leave them out, or name other input_nodes"
         )
-    _refuse_other_sizes(plan, batch_size, num_neighbors)
+    _refuse_other_sizes(plan, graph, batch_size, num_neighbors)
     return Selection(graph=graph, plan=plan)
 
 
@@ -210,7 +211,9 @@ def select_seeds(
     size = plan.workload.batch_size if batch_size is None else int(batch_size) * ranks
     if size < 1:
         raise InputError(f"batch_size: expected at least 1, found {batch_size}; correct it")
-    workload = replace(plan.workload, batch_size=size, **_neighbors(graph, plan, num_neighbors))
+    workload = replace(plan.workload, batch_size=size)
+    if num_neighbors is not None:
+        workload = replace(workload, **read_fanouts(graph, workload, num_neighbors))
     return Selection(
         graph=replace(graph, train_idx=seeds),
         plan=replace(plan, workload=workload, strategy=_plain(plan, blocks)),
@@ -243,7 +246,9 @@ def _plain(plan: Plan, blocks: bool) -> Strategy:
     )
 
 
-def _refuse_other_sizes(plan: Plan, batch_size: int | None, num_neighbors: Any) -> None:
+def _refuse_other_sizes(
+    plan: Plan, graph: Graph, batch_size: int | None, num_neighbors: Any
+) -> None:
     """Refuse another batch or other fan-outs than the plan's own."""
     workload, ranks = plan.workload, plan.num_ranks
     if batch_size is not None and batch_size * ranks != workload.batch_size:
@@ -252,45 +257,16 @@ def _refuse_other_sizes(plan: Plan, batch_size: int | None, num_neighbors: Any) 
             f"{ranks} ranks, as planned ({workload.batch_size} in all), found {batch_size}; leave "
             "it out, or plan again (gnnplan plan --batch-size, which counts all ranks)"
         )
-    if num_neighbors is not None and _listed(num_neighbors) != list(workload.fanouts):
+    if num_neighbors is None:
+        return
+    asked = replace(workload, **read_fanouts(graph, workload, num_neighbors))
+    planned = fanouts_by_type(graph, workload)
+    if fanouts_by_type(graph, asked) != planned:
+        expected = planned if workload.type_fanouts else list(workload.fanouts)
         raise TypeError(
-            f"PlannedLoader: num_neighbors: expected {list(workload.fanouts)} as planned, found "
+            f"PlannedLoader: num_neighbors: expected {expected} as planned, found "
             f"{num_neighbors!r:.100}; leave it out, or plan again (gnnplan plan --fanouts)"
         )
-
-
-def _listed(num_neighbors: Any) -> Any:
-    return list(num_neighbors) if isinstance(num_neighbors, Sequence) else num_neighbors
-
-
-def _neighbors(graph: Graph, plan: Plan, num_neighbors: Any) -> dict[str, Any]:
-    """Return the workload's changed fan-outs."""
-    if num_neighbors is None:
-        return {}
-    by_type: dict[str, list[int]] = {}
-    if isinstance(num_neighbors, Mapping):
-        if not is_typed(plan.workload):
-            raise InputError(
-                "num_neighbors: expected a list of fan-outs for a graph without types, found a "
-                "mapping; give one number per hop"
-            )
-        by_type = {
-            name if isinstance(name, str) else "__".join(name): list(fanouts)
-            for name, fanouts in num_neighbors.items()
-        }
-        missing = sorted(set(types_of(graph).edge_types) - by_type.keys())
-        if missing:
-            raise InputError(
-                f"num_neighbors: expected fan-outs of every edge type, found none of {missing[0]}; "
-                "add them"
-            )
-        num_neighbors = next(iter(by_type.values()))
-    fanouts = [int(k) for k in num_neighbors]
-    if not fanouts or min(fanouts) < -1:
-        raise InputError(
-            f"num_neighbors: expected a number per hop, at least -1, found {fanouts}; correct them"
-        )
-    return {"fanouts": fanouts, "type_fanouts": by_type, "num_layers": len(fanouts)}
 
 
 def _links(graph: Graph, input_nodes: Any, edge_label_index: Any) -> NDArray[np.int64] | None:

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 from torch_geometric.data import Data
 from torch_geometric.loader import LinkNeighborLoader, NeighborLoader
 from torch_geometric.nn import SAGEConv
-from torch_geometric.sampler import NegativeSampling
+from torch_geometric.sampler import NegativeSampling, NumNeighbors
 
 from gnnplan.runtime.errors import InputError
 from gnnplan.runtime.graph.dataset import Graph, rows_within_types
@@ -363,6 +363,34 @@ def test_pygs_keywords_are_taken_where_they_say_what_the_plan_says(
         "PlannedLoader: num_workers, persistent_workers, pin_memory, prefetch_factor left out: the "
         "plan's threads make batches"
     ]
+
+
+@pytest.mark.parametrize("own", [{}, {"author__writes__paper": [1, -1]}], ids=["alike", "by type"])
+def test_fan_outs_by_edge_type_are_taken_where_they_are_the_plans(
+    own: dict[str, list[int]], tmp_path: Path
+) -> None:
+    graph = generate_typed(tmp_path / "g", num_papers=300, num_authors=100, num_classes=4)
+    keys = [tuple(name.split("__")) for name in graph.meta.edge_types]
+    same: dict[Any, list[int]] = {key: own.get("__".join(key), [3, 2]) for key in keys}
+    plan: dict[str, Any] = {"model": "rgcn", "fanouts": [3, 2], "type_fanouts": own}
+    plain = [batch["paper"].n_id for batch in opened(graph, tmp_path / "plan", **plan)]
+    writes = {("author", "writes", "paper"): same["author", "writes", "paper"]}
+    taken: list[Any] = [
+        same,
+        {"__".join(key): tuple(fanouts) for key, fanouts in same.items()},
+        NumNeighbors(same),
+        NumNeighbors(writes, default=[3, 2]),
+    ]
+    refused: list[Any] = [same | {keys[0]: [2, 2]}, NumNeighbors([3, 1])]
+    (refused if own else taken).append([3, 2])
+    for asked in taken:
+        loader = PlannedLoader(tmp_path / "plan", graph, blocks=False, num_neighbors=asked)
+        assert all(map(torch.equal, plain, [batch["paper"].n_id for batch in loader]))
+    for asked in refused:
+        with pytest.raises(TypeError, match=r"num_neighbors: expected .* as planned, found"):
+            PlannedLoader(tmp_path / "plan", graph, blocks=False, num_neighbors=asked)
+    with pytest.raises(InputError, match="found none of"):
+        PlannedLoader(tmp_path / "plan", graph, blocks=False, num_neighbors=writes)
 
 
 OTHERS: dict[str, tuple[Any, str]] = {
