@@ -103,8 +103,8 @@ class FactorControl:
     movement_seconds: float = 0.0
     """Seconds of this epoch before an interruption, of all ranks, held by rank 0."""
     iteration_seconds: float = 0.0
-    _counted: dict[str, int] = field(default_factory=dict[str, int])
-    """Number of the meter's records that belong to earlier epochs, by stage."""
+    _before: dict[str, float] = field(default_factory=dict[str, float])
+    """The meter's seconds of earlier epochs, by stage."""
 
     @property
     def factor(self) -> float:
@@ -117,7 +117,7 @@ class FactorControl:
             return self.factor
         self.schedule = self.schedule.after_epoch(*self._sums(comm))
         self.movement_seconds = self.iteration_seconds = 0.0
-        self._counted = {name: len(self.meter.seconds(name)) for name in (*MOVEMENT, STEP)}
+        self._before = {name: self.meter.total(name)[1] for name in (*MOVEMENT, STEP)}
         return self.factor
 
     def state(self, comm: Communicator) -> dict[str, Any]:
@@ -148,7 +148,7 @@ class FactorControl:
         return float(both[0]), float(both[1])
 
     def _new(self, stage: str) -> float:
-        return sum(self.meter.seconds(stage)[self._counted.get(stage, 0) :], 0.0)
+        return self.meter.total(stage)[1] - self._before.get(stage, 0.0)
 
 
 def make_factor_control(sampler: Sampler, meter: StageMeter) -> FactorControl | None:
