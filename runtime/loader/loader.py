@@ -465,8 +465,7 @@ class PlannedLoader:
 def _give_back(workers: Workers, parts: LoaderParts, order: CollectiveOrder | None) -> None:
     """End a loader's threads; what a stuck one may be reading stays."""
     free = order is None or order.close()
-    if workers.close() and free:
-        parts.close()
+    _ = parts.close() if workers.close() and free else parts.leave()
 
 
 def _check_ranks(plan: Plan, rank: int, size: int) -> None:

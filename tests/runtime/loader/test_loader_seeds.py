@@ -3,6 +3,7 @@
 import gc
 import inspect
 import logging
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ from gnnplan.runtime.graph.dataset import Graph, rows_within_types
 from gnnplan.runtime.graph.generate import generate_links, generate_typed
 from gnnplan.runtime.loader.loader import PlannedLoader, plan_folder
 from gnnplan.runtime.loader.pyg import check_keywords
+from gnnplan.runtime.train import overlap
+from gnnplan.runtime.train.overlap import Prefetcher
 from tests.support.cooperative import make_cooperative_plan
 from tests.support.plans import make_plan
 
@@ -143,6 +146,37 @@ def test_closing_a_loader_closes_those_that_read_by_its_store(
     for taken in (halfway, iter(held), iter(further)):
         with pytest.raises(InputError, match="found one that was closed"):
             next(taken)
+
+
+def test_rows_stay_where_a_thread_of_a_loader_that_borrows_them_is_reading(
+    small_graph: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loader = opened(small_graph, tmp_path, sample_threads=1, own_rows=2000)
+    held, read = loader.over("val", batch_size=16), loader.store.read
+    reading, closed, found = threading.Event(), threading.Event(), list[bool]()
+
+    def read_slowly(ids: Any, out: Any) -> Any:
+        if not found:
+            found.append(False)
+            return read(ids, out)
+        reading.set()
+        closed.wait()
+        out.fill(-1.0)
+        counters = read(ids, out)
+        assert small_graph.x is not None
+        found.append(np.array_equal(out, small_graph.x[ids]))
+        return counters
+
+    monkeypatch.setattr(loader.store, "read", read_slowly)
+    monkeypatch.setitem(Prefetcher.close.__kwdefaults__, "patience_s", 0.01)
+    monkeypatch.setattr(overlap, "JOIN_SECONDS", 0.01)
+    next(iter(held))
+    (thread,) = (each for each in held._workers._threads)
+    assert reading.wait(60)
+    loader.close()
+    closed.set()
+    thread.join(60)
+    assert found == [False, True]
 
 
 def test_training_is_the_same_beside_a_validation(small_graph: Graph, tmp_path: Path) -> None:
