@@ -430,7 +430,8 @@ class PygView:
     def _plain(self, batch: MiniBatch) -> Any:
         if self._shapes is None:
             y = None if self._graph.y is None else torch.from_numpy(self._graph.y[batch.n_id])
-            data = to_pyg(batch, batch.x, None if y is None else y.to(batch.x.device))
+            y = None if y is None else y.to(batch.x.device)
+            data = to_pyg(batch, batch.x, y, notes=self._graph.meta.notes)
         else:
             data = self._where_rows_are(batch)
         for name, rows in self._node_data.items():
@@ -440,7 +441,8 @@ class PygView:
 
     def _where_rows_are(self, batch: MiniBatch) -> Any:
         """Return a batch that is on the rows' device, without its edges' places if none asks."""
-        data = to_pyg(getattr(batch, "drawn", batch), batch.x).to(batch.x.device)
+        drawn, notes = getattr(batch, "drawn", batch), self._graph.meta.notes
+        data = to_pyg(drawn, batch.x, notes=notes).to(batch.x.device)
         if self._weight is None and not self._edge_data:
             data.e_id = None  # to look places up, the host would wait for the device
         return data
