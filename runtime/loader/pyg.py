@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from gnnplan.runtime.errors import InputError
+from gnnplan.runtime.errors import InputError, warn_once
 from gnnplan.runtime.graph.dataset import Graph, GraphTypes, is_typed, types_of
 from gnnplan.runtime.loader.tasks import fanouts_by_type, read_fanouts
 from gnnplan.runtime.plan.schema import Plan, Sampler, Strategy, TopologyPlacement, Workload
@@ -74,7 +74,7 @@ def check_keywords(given: Mapping[str, Any]) -> None:
             raise TypeError(f"PlannedLoader: {name}: {_ELSEWHERE[name]}")
         if name not in _NEUTRAL:
             raise TypeError(f"PlannedLoader() got an unexpected keyword argument {name!r}")
-        value, same = given[name], _NEUTRAL[name]
+        value, same = getattr(given[name], "value", given[name]), _NEUTRAL[name]  # of PyG's enums
         if not (value is same or value == same):
             flag = f" (gnnplan plan {_FLAGS[name]})" if name in _FLAGS else ""
             raise TypeError(
@@ -83,33 +83,6 @@ def check_keywords(given: Mapping[str, Any]) -> None:
             )
     if ignored:
         _log.info("PlannedLoader: %s left out: the plan's threads make batches", ", ".join(ignored))
-
-
-def link_form(
-    neg_sampling: Any, neg_sampling_ratio: float | None, workload: Workload
-) -> Literal["triplet", "binary"]:
-    """Return in which of PyG's forms links are handed out.
-
-    Raises TypeError for another number of negatives than the plan's.
-    """
-    if neg_sampling_ratio is not None:
-        neg_sampling = {"mode": "binary", "amount": neg_sampling_ratio}
-    if neg_sampling is None:
-        return "triplet"
-    if isinstance(neg_sampling, str):
-        neg_sampling = {"mode": neg_sampling}
-    if not isinstance(neg_sampling, Mapping):  # PyG's NegativeSampling
-        neg_sampling = {"mode": neg_sampling.mode, "amount": neg_sampling.amount}
-    mode = neg_sampling["mode"]
-    mode, planned = str(getattr(mode, "value", mode)), workload.links.num_negatives
-    amount = neg_sampling.get("amount", planned)
-    if mode not in ("triplet", "binary") or amount != planned:
-        raise TypeError(
-            f"PlannedLoader: neg_sampling: expected triplet or binary with {planned} negatives per "
-            f"link, as the plan draws them, found {mode} with {amount}; plan again (gnnplan plan "
-            "--num-negatives)"
-        )
-    return "binary" if mode == "binary" else "triplet"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -197,9 +170,7 @@ def select_seeds(
     Raises:
         InputError: seeds that the graph does not have.
     """
-    seeds = _links(graph, input_nodes, edge_label_index)
-    if seeds is None:
-        seeds = _nodes(graph, input_nodes)
+    seeds = _seeds(graph, input_nodes, edge_label_index)
     if not len(seeds):
         raise InputError("input_nodes: expected at least one seed, found none; name others")
     if alone and any(s.kind in ("peer", "remote") for s in plan.strategy.features.sources):
@@ -208,6 +179,8 @@ def select_seeds(
             "go over a share of the seeds on every rank, and sum the counts"
         )
     ranks = 1 if alone else plan.num_ranks
+    if shuffle and ranks > 1:
+        _say_split(seeds, graph.train_idx, ranks)
     size = plan.workload.batch_size if batch_size is None else int(batch_size) * ranks
     if size < 1:
         raise InputError(f"batch_size: expected at least 1, found {batch_size}; correct it")
@@ -221,6 +194,30 @@ def select_seeds(
         drop_last=drop_last,
         alone=alone,
     )
+
+
+def means_training(graph: Graph, input_nodes: Any, edge_label_index: Any, shuffle: Any) -> bool:
+    """Tell whether a script means the plan's training: by name, or by its seeds, shuffled.
+
+    They have to come in the dataset's order, of which `input_id` are places.
+    """
+    if edge_label_index is None and isinstance(input_nodes, str) and input_nodes == "train":
+        return True
+    seeds = _seeds(graph, input_nodes, edge_label_index) if shuffle else None
+    return seeds is not None and np.array_equal(seeds, graph.train_idx)
+
+
+def _say_split(seeds: NDArray[np.int64], train: NDArray[np.int64], ranks: int) -> None:
+    """Warn of seeds that are as many of the training nodes as a script gives each rank of DDP."""
+    parts = (len(train) // ranks, -(-len(train) // ranks))
+    if len(seeds) in parts and seeds.ndim == 1 and np.isin(seeds, train).all():
+        warn_once(
+            "seeds split by hand",
+            f"PlannedLoader: input_nodes are {len(seeds)} of {len(train)} training nodes, as if "
+            f"split over {ranks} ranks: each rank goes over its share of them alone; give all "
+            "training nodes on every rank",
+            UserWarning,
+        )
 
 
 def _plain(plan: Plan, blocks: bool) -> Strategy:
@@ -267,6 +264,12 @@ def _refuse_other_sizes(
             f"PlannedLoader: num_neighbors: expected {expected} as planned, found "
             f"{num_neighbors!r:.100}; leave it out, or plan again (gnnplan plan --fanouts)"
         )
+
+
+def _seeds(graph: Graph, input_nodes: Any, edge_label_index: Any) -> NDArray[np.int64]:
+    """Return the nodes or links that PyG's keywords mean, before any are shuffled."""
+    links = _links(graph, input_nodes, edge_label_index)
+    return _nodes(graph, input_nodes) if links is None else links
 
 
 def _links(graph: Graph, input_nodes: Any, edge_label_index: Any) -> NDArray[np.int64] | None:

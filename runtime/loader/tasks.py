@@ -1,4 +1,4 @@
-"""The first stages of link prediction, and the sampler and fan-outs of typed graphs.
+"""Stages and forms of link prediction, and the sampler and fan-outs of typed graphs.
 
 Links' stages look at the whole global batch: in-batch negatives come from all its destinations, and
 all its links are left out of the graph. The number of ranks so changes neither a link's negatives
@@ -6,7 +6,7 @@ nor a vertex's neighbours.
 """
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -109,6 +109,38 @@ class LinkSampleStage(AbstractStage):
         )
         sampled.links = batch.links
         return sampled
+
+
+def link_form(
+    neg_sampling: Any, neg_sampling_ratio: float | None, workload: Workload
+) -> Literal["triplet", "binary"]:
+    """Return in which of PyG's forms links are handed out.
+
+    Raises TypeError for another number of negatives than the plan's.
+    """
+    if neg_sampling_ratio is not None:
+        neg_sampling = {"mode": "binary", "amount": neg_sampling_ratio}
+    if neg_sampling is None:
+        return "triplet"
+    if isinstance(neg_sampling, str):
+        neg_sampling = {"mode": neg_sampling}
+    if not isinstance(neg_sampling, Mapping):  # PyG's NegativeSampling
+        neg_sampling = vars(neg_sampling)
+    if any(neg_sampling.get(name) is not None for name in ("src_weight", "dst_weight")):
+        raise TypeError(
+            "PlannedLoader: neg_sampling: expected no weights of nodes, found some: the plan draws "
+            "all negatives alike; leave them out"
+        )
+    mode = neg_sampling["mode"]
+    mode, planned = str(getattr(mode, "value", mode)), workload.links.num_negatives
+    amount = neg_sampling.get("amount", planned)
+    if mode not in ("triplet", "binary") or amount != planned:
+        raise TypeError(
+            f"PlannedLoader: neg_sampling: expected triplet or binary with {planned} negatives per "
+            f"link, as the plan draws them, found {mode} with {amount}; plan again (gnnplan plan "
+            "--num-negatives)"
+        )
+    return "binary" if mode == "binary" else "triplet"
 
 
 def type_fanouts(

@@ -3,7 +3,6 @@
 import gc
 import inspect
 import logging
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +14,14 @@ from torch_geometric.data import Data
 from torch_geometric.loader import LinkNeighborLoader, NeighborLoader
 from torch_geometric.nn import SAGEConv
 from torch_geometric.sampler import NegativeSampling, NumNeighbors
+from torch_geometric.sampler.base import SubgraphType
 
-from gnnplan.runtime.errors import InputError
+from gnnplan.runtime.errors import InputError, forget_warnings
 from gnnplan.runtime.graph.dataset import Graph, rows_within_types
 from gnnplan.runtime.graph.generate import generate_links, generate_typed
 from gnnplan.runtime.loader.loader import PlannedLoader, plan_folder
 from gnnplan.runtime.loader.pyg import check_keywords
-from gnnplan.runtime.train import overlap
-from gnnplan.runtime.train.overlap import Prefetcher
+from gnnplan.runtime.plan.schema import Sampler
 from tests.support.cooperative import make_cooperative_plan
 from tests.support.plans import make_plan
 
@@ -146,37 +145,6 @@ def test_closing_a_loader_closes_those_that_read_by_its_store(
     for taken in (halfway, iter(held), iter(further)):
         with pytest.raises(InputError, match="found one that was closed"):
             next(taken)
-
-
-def test_rows_stay_where_a_thread_of_a_loader_that_borrows_them_is_reading(
-    small_graph: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    loader = opened(small_graph, tmp_path, sample_threads=1, own_rows=2000)
-    held, read = loader.over("val", batch_size=16), loader.store.read
-    reading, closed, found = threading.Event(), threading.Event(), list[bool]()
-
-    def read_slowly(ids: Any, out: Any) -> Any:
-        if not found:
-            found.append(False)
-            return read(ids, out)
-        reading.set()
-        closed.wait()
-        out.fill(-1.0)
-        counters = read(ids, out)
-        assert small_graph.x is not None
-        found.append(np.array_equal(out, small_graph.x[ids]))
-        return counters
-
-    monkeypatch.setattr(loader.store, "read", read_slowly)
-    monkeypatch.setitem(Prefetcher.close.__kwdefaults__, "patience_s", 0.01)
-    monkeypatch.setattr(overlap, "JOIN_SECONDS", 0.01)
-    next(iter(held))
-    (thread,) = (each for each in held._workers._threads)
-    assert reading.wait(60)
-    loader.close()
-    closed.set()
-    thread.join(60)
-    assert found == [False, True]
 
 
 def test_training_is_the_same_beside_a_validation(small_graph: Graph, tmp_path: Path) -> None:
@@ -346,6 +314,12 @@ def test_links_are_handed_out_in_either_form_of_pyg(tmp_path: Path) -> None:
         binary.over([1, 2])
     with pytest.raises(TypeError, match=r"binary with 1 negatives per link.*found binary with 3"):
         PlannedLoader(tmp_path / "p", graph, neg_sampling_ratio=3)
+    weighted = NegativeSampling("binary", 1, dst_weight=torch.ones(graph.num_nodes))
+    with pytest.raises(TypeError, match="expected no weights of nodes"):
+        PlannedLoader(tmp_path / "p", graph, neg_sampling=weighted)
+    train: dict[str, Any] = {"edge_label_index": graph.train_idx.T, "shuffle": True}
+    named = PlannedLoader(tmp_path / "p", graph, epoch=1, **train)
+    np.testing.assert_array_equal(next(iter(named)).n_id, next(iter(binary)).n_id)
 
 
 WRONG: list[tuple[dict[str, Any], str]] = [
@@ -427,6 +401,32 @@ def test_fan_outs_by_edge_type_are_taken_where_they_are_the_plans(
         PlannedLoader(tmp_path / "plan", graph, blocks=False, num_neighbors=writes)
 
 
+def test_the_plans_training_nodes_given_by_a_script_are_trained_on_as_planned(
+    small_graph: Graph, tmp_path: Path
+) -> None:
+    train = torch.from_numpy(small_graph.train_idx)
+    plain = [batch.n_id for batch in opened(small_graph, tmp_path, sampler=Sampler(name="labor"))]
+    asked: dict[str, Any] = {"num_neighbors": [4, 3], "batch_size": 64, "shuffle": True}
+    loader = PlannedLoader(tmp_path, small_graph, blocks=False, input_nodes=train, **asked)
+    assert all(map(torch.equal, plain, [batch.n_id for batch in loader]))
+    for change, words in (({"batch_size": 8}, "--batch-size"), ({"drop_last": True}, "drop_last")):
+        with pytest.raises(TypeError, match=words):
+            PlannedLoader(tmp_path, small_graph, input_nodes=train, **(asked | change))
+    in_order = PlannedLoader(tmp_path, small_graph, blocks=False, input_nodes=train)
+    assert seeds_in(in_order) == train.tolist()
+
+
+def test_training_nodes_that_a_script_split_over_its_ranks_are_said(
+    small_graph: Graph, tmp_path: Path
+) -> None:
+    make_plan(small_graph, tmp_path, ranks=2, batch_size=48)
+    train = small_graph.train_idx
+    asked: dict[str, Any] = {"rank": 1, "size": 2, "shuffle": True, "batch_size": 20}
+    forget_warnings()
+    with pytest.warns(UserWarning, match=f"of {len(train)} training nodes, as if split over 2"):
+        PlannedLoader(tmp_path, small_graph, input_nodes=train[len(train) // 2 :], **asked)
+
+
 OTHERS: dict[str, tuple[Any, str]] = {
     "num_neighbors": ([5, 5], r"expected \[4, 3\] as planned, found \[5, 5\].*--fanouts"),
     "batch_size": (8, r"expected 64 on each of 1 ranks.*found 8.*--batch-size"),
@@ -437,6 +437,8 @@ OTHERS: dict[str, tuple[Any, str]] = {
     "disjoint": (True, "the plan decides that"),
     "time_attr": ("time", "the plan decides that"),
     "weight_attr": ("w", "the plan decides that"),
+    "subgraph_type of PyG": (SubgraphType.induced, "the plan decides that"),
+    "graph": ([5, 5], "expected the plan's dataset .* found list"),
     "data": (Data(), "gnnplan graph import"),
     "devise": (1, "unexpected keyword argument 'devise'"),
 }
@@ -447,12 +449,14 @@ def test_what_would_change_a_planned_batch_is_refused(
     name: str, small_graph: Graph, tmp_path: Path
 ) -> None:
     value, words = OTHERS[name]
+    make_plan(small_graph, tmp_path, fanouts=[4, 3], batch_size=64)
     with pytest.raises(TypeError, match=words):
-        opened(small_graph, tmp_path, {name: value})
+        PlannedLoader(tmp_path, blocks=False, **{name.split()[0]: value})
 
 
 def test_every_keyword_of_pygs_loaders_is_known() -> None:
     """Each is a keyword of ours, or one that is looked at."""
+    check_keywords({"subgraph_type": SubgraphType.directional})
     own = set(inspect.signature(PlannedLoader.__init__).parameters)
     for loader in (NeighborLoader, LinkNeighborLoader, DataLoader):
         for name in set(inspect.signature(loader).parameters) - {"kwargs"} - own:
