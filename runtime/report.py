@@ -99,7 +99,7 @@ class EpochReport:
     """Seconds of training, without evaluation and checkpoints."""
     steps: int
     loss: float
-    """Mean loss per seed over the epoch's steps."""
+    """Mean loss over the epoch's seeds (or links): each counts alike, whatever step it came in."""
     first_loss: float
     last_loss: float
     val: float | None = None

@@ -3,6 +3,7 @@
 One object serves a loader when it opens, and again where a sampler changes while training.
 """
 
+import contextlib
 import functools
 from collections.abc import Sequence
 from dataclasses import replace
@@ -114,7 +115,8 @@ class LoaderParts:
         self._seeds: dict[str, Any] = {
             "shuffle": shuffle, "drop_last": drop_last, "num_ranks": ranks, "rank": own,
         }  # fmt: skip
-        self._lent = lender is not None
+        self._lender, self._lent = lender, lender is not None
+        self._is_left = False
         self._lists = None if lender is None else lender.lend_lists()
         self._sorted = None if lender is None else lender._sorted
         self.plan, self.graph, self.rank, self.size = plan, graph, rank, size
@@ -135,14 +137,23 @@ class LoaderParts:
         self._ordered: tuple[Communicator, CollectiveOrder] | None = None
 
     def close(self) -> None:
-        """Give back the feature store and the process groups."""
+        """Give back the feature store, once the device has read it, and the process groups."""
         self._end_order()
-        if not self._lent:
+        if not (self._lent or self._is_left):
+            if self.place.gathers or self.place.samples:
+                with contextlib.suppress(RuntimeError):  # a GPU that has failed reads nothing
+                    processor_of(self.place.device).synchronize()
             self.store.close()
         if self._bulk is not None:
             self._bulk.close()
         if self.cooperation is not None:
             self.cooperation.close()
+
+    def leave(self) -> None:
+        """Keep the rows for good, the lender's too, because a stuck thread may be reading them."""
+        self._is_left = True
+        if self._lender is not None:
+            self._lender.leave()
 
     @functools.cached_property
     def _host_topology(self) -> Topology:

@@ -36,11 +36,12 @@ from gnnplan.runtime.loader.pyg import (
     Selection,
     check_keywords,
     check_padded,
-    link_form,
+    means_training,
     select_seeds,
     select_training_seeds,
 )
 from gnnplan.runtime.loader.stages import SampleStage, seed_batch
+from gnnplan.runtime.loader.tasks import link_form
 from gnnplan.runtime.meter import StageMeter
 from gnnplan.runtime.plan.io import load_plan
 from gnnplan.runtime.plan.schema import Plan
@@ -105,7 +106,8 @@ class PlannedLoader:
         plan: Plan folder; None takes that of `gnnplan launch`, from $GNNPLAN_PLAN.
         graph: The plan's dataset where it is open already; None opens it.
         input_nodes, edge_label_index, batch_size, num_neighbors, shuffle, drop_last: Seeds, as in
-            `pyg.select_seeds`; of the plan's training seeds the plan decides them.
+            `pyg.select_seeds`; of the plan's training seeds the plan decides them, also where a
+            script gives these seeds with shuffle=True.
         transform: Called with each PyG batch; what it returns is handed out.
         node_data: Further columns by name, rows of all nodes [N, ...], handed out as fields of a
             PyG batch; by node type, and rows of that type, in a typed graph.
@@ -173,6 +175,11 @@ class PlannedLoader:
         **others: Any,
     ) -> None:
         check_keywords(others)
+        if not isinstance(graph, Graph | None):
+            raise TypeError(
+                f"PlannedLoader: graph: expected the plan's dataset (open_graph), found "
+                f"{type(graph).__name__}; leave it out, and name other keywords"
+            )
         self._folder = plan_folder(plan)
         self._planned = made = load_plan(self._folder)
         here, ranks = rank_and_size()
@@ -202,7 +209,7 @@ class PlannedLoader:
             "shuffle": shuffle,
             "drop_last": drop_last,
         }
-        if edge_label_index is None and isinstance(input_nodes, str) and input_nodes == "train":
+        if means_training(self.graph, input_nodes, edge_label_index, shuffle):
             selected = select_training_seeds(made, self.graph, **asked)
         else:
             asked |= {"edge_label_index": edge_label_index, "blocks": blocks}
@@ -471,8 +478,7 @@ class PlannedLoader:
 def _give_back(workers: Workers, parts: LoaderParts, order: CollectiveOrder | None) -> None:
     """End a loader's threads; what a stuck one may be reading stays."""
     free = order is None or order.close()
-    if workers.close() and free:
-        parts.close()
+    _ = parts.close() if workers.close() and free else parts.leave()
 
 
 def _check_ranks(plan: Plan, rank: int, size: int) -> None:

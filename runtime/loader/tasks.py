@@ -1,11 +1,12 @@
-"""The first stages of link prediction, and the sampler of typed graphs.
+"""Stages and forms of link prediction, and the sampler and fan-outs of typed graphs.
 
 Links' stages look at the whole global batch: in-batch negatives come from all its destinations, and
 all its links are left out of the graph. The number of ranks so changes neither a link's negatives
 nor a vertex's neighbours.
 """
 
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -117,6 +118,38 @@ class LinkSampleStage(AbstractStage):
         return sampled
 
 
+def link_form(
+    neg_sampling: Any, neg_sampling_ratio: float | None, workload: Workload
+) -> Literal["triplet", "binary"]:
+    """Return in which of PyG's forms links are handed out.
+
+    Raises TypeError for another number of negatives than the plan's.
+    """
+    if neg_sampling_ratio is not None:
+        neg_sampling = {"mode": "binary", "amount": neg_sampling_ratio}
+    if neg_sampling is None:
+        return "triplet"
+    if isinstance(neg_sampling, str):
+        neg_sampling = {"mode": neg_sampling}
+    if not isinstance(neg_sampling, Mapping):  # PyG's NegativeSampling
+        neg_sampling = vars(neg_sampling)
+    if any(neg_sampling.get(name) is not None for name in ("src_weight", "dst_weight")):
+        raise TypeError(
+            "PlannedLoader: neg_sampling: expected no weights of nodes, found some: the plan draws "
+            "all negatives alike; leave them out"
+        )
+    mode = neg_sampling["mode"]
+    mode, planned = str(getattr(mode, "value", mode)), workload.links.num_negatives
+    amount = neg_sampling.get("amount", planned)
+    if mode not in ("triplet", "binary") or amount != planned:
+        raise TypeError(
+            f"PlannedLoader: neg_sampling: expected triplet or binary with {planned} negatives per "
+            f"link, as the plan draws them, found {mode} with {amount}; plan again (gnnplan plan "
+            "--num-negatives)"
+        )
+    return "binary" if mode == "binary" else "triplet"
+
+
 def type_fanouts(
     graph: Graph, workload: Workload, fanouts: list[int] | None = None
 ) -> list[list[int]]:
@@ -131,6 +164,51 @@ def type_fanouts(
         fanouts if fanouts is not None else workload.type_fanouts.get(name, workload.fanouts)
         for name in names
     ]
+
+
+def fanouts_by_type(graph: Graph, workload: Workload) -> dict[str, list[int]]:
+    """Return the fan-outs of every edge type by its name; of a graph without types by ""."""
+    if not is_typed(workload):
+        return {"": list(workload.fanouts)}
+    names = types_of(graph).edge_types
+    return dict(zip(names, map(list, type_fanouts(graph, workload)), strict=True))
+
+
+def read_fanouts(graph: Graph, workload: Workload, num_neighbors: Any) -> dict[str, Any]:
+    """Return the fields of a workload for which PyG's `num_neighbors` stands.
+
+    That is a list for all edges, a mapping by edge type, or PyG's NumNeighbors. InputError says
+    what does not fit the graph.
+    """
+    by_type, default = dict[str, list[int]](), None
+    if hasattr(num_neighbors, "get_mapped_values"):  # a NumNeighbors
+        num_neighbors, default = num_neighbors.values, num_neighbors.default
+    if isinstance(num_neighbors, Mapping):
+        if not is_typed(workload):
+            raise InputError(
+                "num_neighbors: expected a list of fan-outs for a graph without types, found a "
+                "mapping; give one number per hop"
+            )
+        names = types_of(graph).edge_types
+        by_type = {name: list(default) for name in names if default is not None}
+        for key, fanouts in num_neighbors.items():
+            ends = (key[0], "to", key[1]) if len(key) == 2 else key  # PyG's usual relation
+            by_type[key if isinstance(key, str) else "__".join(ends)] = [int(k) for k in fanouts]
+        missing = sorted(set(names) - by_type.keys())
+        if missing:
+            raise InputError(
+                f"num_neighbors: expected fan-outs of every edge type, found none of {missing[0]}; "
+                "add them"
+            )
+        num_neighbors = next(iter(by_type.values()))
+    numbers = num_neighbors if isinstance(num_neighbors, Iterable) else []
+    fanouts = [int(k) for k in numbers]
+    if not fanouts or min(fanouts) < -1:
+        raise InputError(
+            "num_neighbors: expected a number per hop, at least -1, found "
+            f"{num_neighbors!r:.100}; correct them"
+        )
+    return {"fanouts": fanouts, "type_fanouts": by_type, "num_layers": len(fanouts)}
 
 
 def typed_sampler(

@@ -104,8 +104,8 @@ class FactorControl:
     movement_seconds: float = 0.0
     """Seconds of this epoch before an interruption, of all ranks, held by rank 0."""
     iteration_seconds: float = 0.0
-    _counted: dict[str, int] = field(default_factory=dict[str, int])
-    """Number of the meter's records that belong to earlier epochs, by stage."""
+    _before: dict[str, float] = field(default_factory=dict[str, float])
+    """The meter's seconds of earlier epochs, by stage."""
 
     @property
     def factor(self) -> float:
@@ -118,7 +118,7 @@ class FactorControl:
             return self.factor
         self.schedule = self.schedule.after_epoch(*self._sums(comm))
         self.movement_seconds = self.iteration_seconds = 0.0
-        self._counted = {name: len(self.meter.seconds(name)) for name in (*MOVEMENT, STEP)}
+        self._before = {name: self.meter.total(name)[1] for name in (*MOVEMENT, STEP)}
         return self.factor
 
     def state(self, comm: Communicator) -> dict[str, Any]:
@@ -149,7 +149,7 @@ class FactorControl:
         return float(both[0]), float(both[1])
 
     def _new(self, stage: str) -> float:
-        return sum(self.meter.seconds(stage)[self._counted.get(stage, 0) :], 0.0)
+        return self.meter.total(stage)[1] - self._before.get(stage, 0.0)
 
 
 def make_factor_control(sampler: Sampler, meter: StageMeter) -> FactorControl | None:
@@ -297,7 +297,7 @@ class Job:
             epoch=epoch,
             seconds=self.epoch_seconds,
             steps=len(self.epoch_losses),
-            loss=float(np.mean(self.epoch_losses)),
+            loss=self._mean_loss(),
             first_loss=self.epoch_losses[0],
             last_loss=self.epoch_losses[-1],
             val=val,
@@ -314,6 +314,12 @@ class Job:
         self.events.emit(
             "epoch", epoch=epoch, loss=report.loss, val=val, seconds=report.seconds, share=1.0
         )
+
+    def _mean_loss(self) -> float:
+        """Return the mean over the epoch's seeds, of which its last step may have fewer."""
+        most, steps = self.plan.workload.batch_size, np.arange(len(self.epoch_losses))
+        seeds = np.minimum(most, len(self.loader.graph.train_idx) - most * steps)
+        return float(np.average(self.epoch_losses, weights=seeds))
 
     def _score(self, where: str, ids: NDArray[np.int64]) -> tuple[float | None, int]:
         if len(ids) == 0:

@@ -378,7 +378,7 @@ class TrialRun:
         """Give a job the loader of a plan, at its place, and the loop what belongs to the plan."""
         plan, place = self.plans[number], self._place or {}
         loader.load_state_dict(place | {"plan_id": plan.plan_id})
-        loader.handed_out = len(loader.meter.seconds(STEP))
+        loader.handed_out, _ = loader.meter.total(STEP)
         loader.meter.on_enter = job.heartbeat.enter
         self._meters[number], self._place, self.current = loader.meter, None, number
         job.plan, job.loader = plan, loader

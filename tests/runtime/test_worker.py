@@ -157,6 +157,18 @@ def test_the_report_holds_what_the_run_did(
     assert report.test_score > 0.5  # 5 balanced classes: chance is 0.2
 
 
+def test_an_epochs_loss_is_the_mean_over_its_seeds_though_its_last_step_has_one(
+    small_graph: Graph, tmp_path: Path, run_folder: Path
+) -> None:
+    most = len(small_graph.train_idx) - 1
+    make_plan(small_graph, tmp_path / "plan", batch_size=most)
+    report = train(tmp_path / "plan", run_folder, epochs=2)
+    steps = np.reshape(report.losses, (2, 2))
+    assert abs(steps[:, 0] - steps[:, 1]).max() > 0.01
+    expected = (most * steps[:, 0] + steps[:, 1]) / (most + 1)
+    assert [epoch.loss for epoch in report.epochs] == pytest.approx(expected.tolist(), rel=1e-12)
+
+
 def test_max_steps_is_kept(small_graph: Graph, tmp_path: Path, run_folder: Path) -> None:
     make_plan(small_graph, tmp_path / "plan", batch_size=64, sample_threads=1)
     report = train(tmp_path / "plan", run_folder, epochs=100, max_steps=7)

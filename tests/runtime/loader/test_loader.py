@@ -26,6 +26,7 @@ from gnnplan.runtime.loader.stages import SeedsStage
 from gnnplan.runtime.plan.io import load_plan
 from gnnplan.runtime.plan.schema import Sampler
 from gnnplan.runtime.sampling.minibatch import MiniBatch
+from gnnplan.runtime.train import overlap
 from gnnplan.runtime.train.overlap import JOIN_SECONDS
 from tests.support.plans import make_plan
 
@@ -380,6 +381,38 @@ def test_a_loader_that_is_collected_on_its_own_thread_ends_it_at_once(
         assert not thread.is_alive()
     finally:
         gc.enable()
+
+
+def test_rows_stay_where_a_thread_of_a_loader_that_borrows_them_is_reading(
+    small_graph: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_plan(small_graph, tmp_path, sample_threads=1, own_rows=2000)
+    loader = PlannedLoader(tmp_path, small_graph)
+    held, read = loader.over("val", batch_size=16), loader.store.read
+    reading, closed, found = threading.Event(), threading.Event(), list[bool]()
+
+    def read_slowly(ids: Any, out: Any) -> Any:
+        if not found:  # the first batch
+            found.append(False)
+            return read(ids, out)
+        reading.set()
+        closed.wait()
+        out.fill(-1.0)
+        counters = read(ids, out)
+        assert small_graph.x is not None
+        found.append(np.array_equal(out, small_graph.x[ids]))
+        return counters
+
+    monkeypatch.setattr(loader.store, "read", read_slowly)
+    monkeypatch.setitem(overlap.Prefetcher.close.__kwdefaults__, "patience_s", 0.01)
+    monkeypatch.setattr(overlap, "JOIN_SECONDS", 0.01)
+    next(iter(held))
+    (thread,) = held._workers._threads
+    assert reading.wait(60)
+    loader.close()
+    closed.set()
+    thread.join(60)
+    assert found == [False, True]
 
 
 def test_a_loader_that_cannot_be_made_leaves_nothing_open(

@@ -1,5 +1,7 @@
 """Saved PyG objects: what is accepted besides a plain Data, and what is refused."""
 
+import copy
+import pickle
 import sys
 import types
 import warnings
@@ -279,6 +281,26 @@ def test_batches_of_a_hetero_graph_index_the_users_own_stores(tmp_path: Path):
         for name in data.node_types:
             assert torch.equal(batch[name].x, data[name].x[batch[name].n_id])
     assert seen > 300
+
+
+def test_fields_of_a_hetero_graph_that_import_left_out_say_why(tmp_path: Path):
+    data, _ = users_hetero(tmp_path)
+    data["author"].pos = torch.rand(80, 2)
+    graph = load(data, tmp_path)
+    make_plan(graph, tmp_path / "plan", model="rgcn", batch_size=32, fanouts=[3, 2])
+    batch = next(iter(PlannedLoader(tmp_path / "plan", graph, blocks=False)))
+    with pytest.raises(AttributeError, match=r"import: not used: pos .*node_data=\{'author': \{'p"):
+        _ = batch["author"].pos
+    key = data.edge_types[0]
+    with pytest.raises(AttributeError, match=r"import: not used: edge_attr .*edge_data=\{\('"):
+        _ = batch[key].edge_attr
+    with pytest.raises(KeyError, match=r"import: not used: edge_attr .*edge_data="):
+        _ = batch.edge_attr_dict
+    moved = copy.copy(batch).to("cpu")
+    assert isinstance(moved, HeteroData)
+    assert (moved.metadata(), moved.input_type) == (data.metadata(), "paper")
+    assert set(moved.x_dict) == set(data.node_types)
+    assert "pos" not in pickle.loads(pickle.dumps(moved))["author"]  # noqa: S301
 
 
 @pytest.mark.filterwarnings("ignore:There exist type names")
