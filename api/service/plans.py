@@ -6,6 +6,7 @@ from typing import Any
 from gnnplan.api.errors import ConflictError, ForbiddenError, NotFoundError, UnprocessableError
 from gnnplan.api.jobs.registry import KINDS, PLANNING, PROBING
 from gnnplan.api.requests import (
+    Limited,
     PlanRequest,
     ProfileRequest,
     SimulationRequest,
@@ -18,7 +19,7 @@ from gnnplan.api.requests import (
 from gnnplan.api.security import Principal, check_model, check_owner
 from gnnplan.api.service.context import Caller, Service, as_json
 from gnnplan.api.service.inputs import graph_folder, machine_reference
-from gnnplan.api.service.jobs import submit
+from gnnplan.api.service.jobs import find_repeat, submit
 from gnnplan.api.storage.catalogue import PlanInUseError
 from gnnplan.api.storage.tables import JobRow, PlanRow
 from gnnplan.planner.machine.model import MachineModel, load_machine
@@ -80,7 +81,7 @@ def ask_why_not(service: Service, caller: Caller, plan_id: str, request: WhyNotR
             f"expected a policy among {', '.join(POLICIES)}, found {request.policy!r}"
         )
     body = {"policy": request.policy or "", "changes": list(request.changes)}
-    return _ask(service, caller, "why-not", plan_id, body, request.time_limit_seconds)
+    return _ask(service, caller, "why-not", plan_id, request, body)
 
 
 def ask_what_if(service: Service, caller: Caller, plan_id: str, request: WhatIfRequest) -> JobRow:
@@ -91,7 +92,7 @@ def ask_what_if(service: Service, caller: Caller, plan_id: str, request: WhatIfR
         "changes": list(request.changes),
         "target_epoch_seconds": request.target_epoch_seconds,
     }
-    return _ask(service, caller, "what-if", plan_id, body, request.time_limit_seconds)
+    return _ask(service, caller, "what-if", plan_id, request, body)
 
 
 def ask_simulation(
@@ -102,7 +103,7 @@ def ask_simulation(
         "machine": machine_reference(service, request.machine),
         "batches": request.batches,
     }
-    return _ask(service, caller, "simulate", plan_id, body, request.time_limit_seconds)
+    return _ask(service, caller, "simulate", plan_id, request, body)
 
 
 def delete_plan(service: Service, who: Principal, plan_id: str, *, with_runs: bool = False) -> None:
@@ -131,9 +132,12 @@ def _ask(
     caller: Caller,
     kind: str,
     plan_id: str,
+    request: Limited,
     body: dict[str, Any],
-    time_limit_seconds: float | None,
 ) -> JobRow:
+    asked = [plan_id, dict(request)]
+    if (known := find_repeat(service, caller, kind, asked)) is not None:
+        return known
     _row(service, plan_id)
     folder = service.storage.catalogue.plan_folder(plan_id).resolve()
     return submit(
@@ -141,8 +145,9 @@ def _ask(
         caller,
         kind,
         {"plan_folder": str(folder), **body},
+        asked=asked,
         subject=plan_id,
-        time_limit_seconds=time_limit_seconds,
+        time_limit_seconds=request.time_limit_seconds,
     )
 
 
@@ -162,6 +167,9 @@ def create_plan(service: Service, caller: Caller, request: PlanRequest) -> tuple
         UnprocessableError: there is no such machine or graph.
         DatasetError: the graph is damaged.
     """
+    asked = dict(request)
+    if (repeated := find_repeat(service, caller, "plan", asked)) is not None:
+        return repeated, repeated.state == "succeeded"
     wanted = _check_request(service, request, calibrated=request.calibrated) | {
         "calibrated": request.calibrated
     }
@@ -172,6 +180,7 @@ def create_plan(service: Service, caller: Caller, request: PlanRequest) -> tuple
         caller,
         "plan",
         wanted,
+        asked=asked,
         subject=known or "",
         time_limit_seconds=request.time_limit_seconds,
         result=result,
@@ -184,12 +193,16 @@ def create_plan(service: Service, caller: Caller, request: PlanRequest) -> tuple
 
 def create_profile(service: Service, caller: Caller, request: ProfileRequest) -> JobRow:
     """Accept a job that profiles a graph."""
+    asked = dict(request)
+    if (repeated := find_repeat(service, caller, "profile", asked)) is not None:
+        return repeated
     wanted = _check_request(service, request)
     return submit(
         service,
         caller,
         "profile",
         wanted,
+        asked=asked,
         time_limit_seconds=request.time_limit_seconds,
         lane=_lane(wanted),
     )

@@ -7,7 +7,7 @@ from typing import Any
 from gnnplan.api.errors import ConflictError, NotFoundError, ServiceError, UnprocessableError
 from gnnplan.api.requests import RunRequest
 from gnnplan.api.service.context import Caller, Service
-from gnnplan.api.service.jobs import read_end, submit
+from gnnplan.api.service.jobs import find_repeat, read_end, submit
 from gnnplan.api.service.plans import get_plan
 from gnnplan.api.storage.database import Page
 from gnnplan.api.storage.tables import JobRow
@@ -24,6 +24,9 @@ from gnnplan.runtime.report import RunReport, load_report
 
 def start_run(service: Service, caller: Caller, request: RunRequest) -> JobRow:
     """Accept a training job."""
+    asked = dict(request)
+    if (repeated := find_repeat(service, caller, "train", asked)) is not None:
+        return repeated
     plan = get_plan(service, request.plan)
     if service.settings.ray_address is None:  # else it is the cluster's machines that count
         check_can_begin(plan, force=request.options()["force"])
@@ -42,6 +45,7 @@ def start_run(service: Service, caller: Caller, request: RunRequest) -> JobRow:
         caller,
         "train",
         wanted,
+        asked=asked,
         subject=request.plan,
         time_limit_seconds=request.time_limit_seconds,
     )

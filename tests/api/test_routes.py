@@ -253,6 +253,25 @@ def test_an_idempotency_key_makes_one_job(client: TestClient):
     assert other.json()["type"] == "idempotency-key-reused"
 
 
+def test_a_request_with_another_time_limit_is_another_request(client: TestClient):
+    headers = {"Idempotency-Key": "limited"}
+    first = client.post("/v1/jobs", json={"time_limit_seconds": 5}, headers=headers)
+    again = client.post("/v1/jobs", json={"time_limit_seconds": 5.0}, headers=headers)
+    assert (again.status_code, again.json()["id"]) == (202, first.json()["id"])
+    for other in ({"time_limit_seconds": 6}, {}):
+        refused = client.post("/v1/jobs", json=other, headers=headers)
+        assert (refused.status_code, refused.json()["type"]) == (422, "idempotency-key-reused")
+
+
+def test_a_time_limit_beyond_the_services_is_refused(client: TestClient):
+    before = client.get("/v1/jobs").json()["items"]
+    refused = client.post("/v1/jobs", json={"time_limit_seconds": 601})
+    assert (refused.status_code, refused.json()["type"]) == (422, "invalid-request")
+    assert "time_limit_seconds: expected at most 600" in refused.json()["detail"]
+    assert client.get("/v1/jobs").json()["items"] == before
+    assert client.post("/v1/jobs", json={"time_limit_seconds": 600}).status_code == 202
+
+
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity"])
 @pytest.mark.parametrize(
     ("path", "body"),
@@ -564,6 +583,35 @@ def test_too_many_waiting_jobs_are_refused(tmp_path: Path):
     assert response.status_code == 429
     assert response.json()["type"] == "queue-full"
     assert int(response.headers["retry-after"]) > 0
+
+
+def test_a_repeat_of_what_was_accepted_is_answered_whatever_has_changed_since(
+    small_graph: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(Lanes, "_serve", lambda lanes, _lane: lanes._stopping.wait())
+    root = tmp_path / "root"
+    shutil.copytree(small_graph.path, root / "g")
+    with make_client(tmp_path, graph_roots=(root,), max_queued_jobs=3) as client:
+        service = client.app.state.service  # pyright: ignore[reportFunctionMemberAccess, reportAttributeAccessIssue]
+        plan = keep_plan(service, small_graph, tmp_path / "plan")
+        asked = [
+            ("/v1/plans", {**PLAN, "graph": "g"}),
+            ("/v1/profiles", {"machine": "cpu-2core", "graph": "g"}),
+            ("/v1/runs", {"plan": plan}),
+        ]
+
+        def ask(number: int) -> Any:
+            path, body = asked[number]
+            return client.post(path, json=body, headers={"Idempotency-Key": f"n{number}"})
+
+        first = [ask(number) for number in range(3)]
+        assert [each.status_code for each in first] == [202, 202, 202]
+        assert client.post("/v1/jobs", json={}).json()["type"] == "queue-full"
+        shutil.rmtree(root / "g")
+        monkeypatch.setattr("gnnplan.runtime.identity.is_planned_machine", lambda *_: False)
+        again = [ask(number) for number in range(3)]
+    assert [each.status_code for each in again] == [202, 202, 202]
+    assert [each.json()["id"] for each in again] == [each.json()["id"] for each in first]
 
 
 def test_a_report_of_another_version_is_told_from_a_failure(tmp_path: Path):
