@@ -187,13 +187,18 @@ class Service:
 
 OnEnd = Callable[[Service, JobRow, str], None]
 """Called with the service, an ended job and its state."""
+OnStart = Callable[[Service, JobRow], None]
+"""Called with the service and a job before its work begins; raises ServiceError to refuse it."""
 
 
-def open_service(settings: ServiceSettings, ended: OnEnd | None = None) -> Service:
+def open_service(
+    settings: ServiceSettings, *, starts: OnStart | None = None, ended: OnEnd | None = None
+) -> Service:
     """Open the data folder and its database, without running anything.
 
     Args:
         settings: of the service.
+        starts: called for each job before its work begins.
         ended: called for each ended job, after its row is written.
     """
     storage = Storage(settings.data_dir, settings.database_url)
@@ -212,7 +217,12 @@ def open_service(settings: ServiceSettings, ended: OnEnd | None = None) -> Servi
         settings=settings,
         storage=storage,
         metrics=metrics,
-        lanes=Lanes(storage, planning_workers=settings.planning_workers, on_end=on_end),
+        lanes=Lanes(
+            storage,
+            planning_workers=settings.planning_workers,
+            check_start=None if starts is None else lambda job: starts(service, job),
+            on_end=on_end,
+        ),
         auth=Authenticator(storage.access, require_key=settings.require_key),
         reads=RateLimit(settings.reads_per_second),
         writes=RateLimit(settings.writes_per_second),

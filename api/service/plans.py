@@ -1,5 +1,7 @@
 """Make, read, explain, compare, question and remove plans."""
 
+import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -139,6 +141,8 @@ def _ask(
     if (known := find_repeat(service, caller, kind, asked)) is not None:
         return known
     _row(service, plan_id)
+    if kind == "why-not":
+        check_models(service, plan_id, body["changes"])
     folder = service.storage.catalogue.plan_folder(plan_id).resolve()
     return submit(
         service,
@@ -244,6 +248,31 @@ def _open_named_graph(service: Service, name: str) -> Graph:
         raise DatasetError(
             f"{name}: expected files that can be read, found {error.strerror}"
         ) from None
+
+
+def check_start(service: Service, job: JobRow) -> None:
+    """Refuse a job whose model or dataset requests may not name.
+
+    It may have been accepted before the service was started with other models and graph roots.
+
+    Raises:
+        ForbiddenError: the model is not allowed, or the dataset is outside the graph roots.
+        InputError: the dataset or the plan cannot be read.
+    """
+    asked: dict[str, Any] = json.loads(job.request)
+    if "settings" in asked:
+        check_model(asked["settings"]["workload"]["model"], service.settings.allowed_models)
+        graph_folder(service, asked["graph"])
+    elif job.kind in ("train", "why-not"):
+        check_models(service, job.subject, asked.get("changes", []))
+
+
+def check_models(service: Service, plan_id: str, changes: Sequence[str] = ()) -> None:
+    """Refuse a plan's model, or those that changes (KEY=VALUE) put in its place, unless allowed."""
+    pairs = [[part.strip() for part in change.partition("=")] for change in changes]
+    named = [value for key, _, value in pairs if key == "model"]
+    for model in named or [get_plan(service, plan_id).workload.model]:
+        check_model(model, service.settings.allowed_models)
 
 
 def _known_plan(service: Service, wanted: dict[str, Any], request: PlanRequest) -> str | None:

@@ -8,7 +8,7 @@ from gnnplan.api.errors import ConflictError, NotFoundError, ServiceError, Unpro
 from gnnplan.api.requests import RunRequest
 from gnnplan.api.service.context import Caller, Service
 from gnnplan.api.service.jobs import find_repeat, read_end, submit
-from gnnplan.api.service.plans import get_plan
+from gnnplan.api.service.plans import check_models, get_plan
 from gnnplan.api.storage.database import Page
 from gnnplan.api.storage.tables import JobRow
 from gnnplan.planner.queries.compare import Comparison, compare
@@ -28,6 +28,7 @@ def start_run(service: Service, caller: Caller, request: RunRequest) -> JobRow:
     if (repeated := find_repeat(service, caller, "train", asked)) is not None:
         return repeated
     plan = get_plan(service, request.plan)
+    check_models(service, request.plan)
     if service.settings.ray_address is None:  # else it is the cluster's machines that count
         check_can_begin(plan, force=request.options()["force"])
     folder = service.storage.catalogue.plan_folder(request.plan).resolve()
