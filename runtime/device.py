@@ -259,20 +259,6 @@ def _digits(facts: object) -> str:
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
-def is_planned_machine(plan: Plan, facts: dict[str, Any]) -> bool:
-    """Tell whether facts are of the machine that a plan was made for, or of one of its hosts.
-
-    Where the plan's GPUs are among those here, others may be missing: the driver may not open them.
-    """
-    here, known = machine_fingerprint(facts), plan.machine.fingerprint.split("+")
-    if here in known:
-        return True
-    planned = {bare_uuid(uuid) for uuid in plan.gpu_uuids}
-    found = {bare_uuid(gpu["uuid"]) for gpu in facts["gpus"]}
-    hosts = {each[:HOST_DIGITS] for each in known}
-    return bool(planned & found) and here[:HOST_DIGITS] in hosts
-
-
 def usable_cores() -> int:
     """Count the cores of this process: its affinity, and its control groups' quota rounded up."""
     try:
