@@ -26,13 +26,15 @@ from gnnplan.runtime.report import EMULATED_NOTE
 
 FORCE_VARIABLE = "GNNPLAN_FORCE"
 """Set by `gnnplan launch --force`: the user's script trains although the graph changed."""
+NO_WORDS = ("", "0", "false", "no", "off")
+"""Values of the variable by which nothing is forced."""
 
 
 def open_planned_graph(plan: Plan) -> Graph:
     """Open the dataset that a plan was made for; refuse another one unless it is forced."""
     graph = open_graph(Path(plan.graph.path))
     why = _other_graph(plan, graph.fingerprint)
-    if why and not os.environ.get(FORCE_VARIABLE):
+    if why and os.environ.get(FORCE_VARIABLE, "").strip().lower() in NO_WORDS:
         raise PlanError(why)
     return graph
 

@@ -253,6 +253,22 @@ def test_gpus_of_a_plan_are_asked_for(
     assert volume == {"name": memory, "emptyDir": {"medium": "Memory"}}
 
 
+def test_two_hyphens_before_a_script_end_the_options(
+    small_graph: Graph, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = str(plan_of_three_ranks(small_graph, tmp_path / "plan"))
+    script = ["/code/train.py", "--lr", "0.1", "--", "-x"]
+    plain = emitted(capsys, "launch", "--force", "--emit", "slurm", plan, *script)
+    for words in (
+        ["--force", "--emit", "slurm", plan, "--", *script],
+        ["--force", "--emit", "slurm", "--", plan, *script],
+        [plan, "--emit", "slurm", "--force", "--", *script],
+    ):
+        assert emitted(capsys, "launch", *words) == plain
+    assert "--force" in plain
+    assert plain.endswith(f"{plan} /code/train.py --lr 0.1 -- -x\n")
+
+
 def test_a_path_that_kubernetes_cannot_mount_is_refused(
     small_graph: Graph, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
