@@ -3,7 +3,7 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from gnnplan.api.errors import ConflictError, ForbiddenError, NotFoundError, UnprocessableError
 from gnnplan.api.jobs.registry import KINDS, PLANNING, PROBING
@@ -37,6 +37,9 @@ from gnnplan.runtime.errors import DatasetError, InputError
 from gnnplan.runtime.graph.dataset import Graph, open_graph
 from gnnplan.runtime.plan.io import PLAN_FILE, load_plan
 from gnnplan.runtime.plan.schema import Plan
+
+Probe = Literal["none", "quick", "full"]
+"""What a job needs to know of this machine."""
 
 
 def get_plan(service: Service, plan_id: str) -> Plan:
@@ -177,7 +180,8 @@ def create_plan(service: Service, caller: Caller, request: PlanRequest) -> tuple
     wanted = _check_request(service, request, calibrated=request.calibrated) | {
         "calibrated": request.calibrated
     }
-    known = _known_plan(service, wanted, request)
+    settings, known = request.settings(), _known_plan(service, wanted, request)
+    probe: Probe = "none" if settings.quick else "full" if settings.thorough else "quick"
     result = None if known is None else f"/v1/plans/{known}"
     row = submit(
         service,
@@ -188,7 +192,7 @@ def create_plan(service: Service, caller: Caller, request: PlanRequest) -> tuple
         subject=known or "",
         time_limit_seconds=request.time_limit_seconds,
         result=result,
-        lane=_lane(wanted),
+        lane=_lane(wanted, probe=probe),
     )
     if known is not None:
         service.metrics.cached_plans.inc()
@@ -208,13 +212,15 @@ def create_profile(service: Service, caller: Caller, request: ProfileRequest) ->
         wanted,
         asked=asked,
         time_limit_seconds=request.time_limit_seconds,
-        lane=_lane(wanted),
+        lane=_lane(wanted, probe="full"),
     )
 
 
-def _lane(wanted: dict[str, Any]) -> str:
+def _lane(wanted: dict[str, Any], *, probe: Probe) -> str:
     """Return the job's lane: a lane of its own where this machine is probed first."""
-    return PROBING if _known_machine(wanted["machine"], quick=True) is None else PLANNING
+    if probe == "none" or _known_machine(wanted["machine"], quick=probe == "quick") is not None:
+        return PLANNING
+    return PROBING
 
 
 def _check_request(

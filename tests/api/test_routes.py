@@ -95,14 +95,22 @@ def test_a_probe_of_this_machine_waits_in_a_lane_of_its_own(
     monkeypatch.setattr(Lanes, "_serve", lambda lanes, _lane: lanes._stopping.wait())
     with make_client(tmp_path, graph_roots=(small_graph.path.parent,)) as client:
         jobs = client.app.state.service.storage.jobs  # pyright: ignore[reportFunctionMemberAccess, reportAttributeAccessIssue]
-        body = {"graph": small_graph.path.name, **PLAN}
-        here = [
-            client.post(path, json={**body, "machine": None}).json()["id"]
-            for path in ("/v1/plans", "/v1/profiles")
-        ]
+        body = {"graph": small_graph.path.name, **PLAN, "quick": False}
         preset = client.post("/v1/plans", json=body).json()["id"]
+        body |= {"machine": None}
+
+        def ask(path: str, **more: bool) -> str:
+            return client.post(path, json={**body, **more}).json()["id"]
+
+        here = [ask("/v1/plans"), ask("/v1/profiles"), ask("/v1/plans", thorough=True)]
+        at_once = [preset, ask("/v1/plans", quick=True)]  # a first answer measures nothing
+        known = lambda *, quick: load_preset("cpu-2core") if quick else None  # noqa: E731
+        monkeypatch.setattr("gnnplan.api.service.plans.cached_machine", known)
+        # Of a quick probe a profile and a thorough plan make no use.
+        at_once.append(ask("/v1/plans", batch_size=128))
+        here += [ask("/v1/profiles", hidden=8), ask("/v1/plans", thorough=True, hidden=8)]
         assert [jobs.claim("probing", "me").id for _ in here] == here
-        assert jobs.claim("planning", "me").id == preset
+        assert [jobs.claim("planning", "me").id for _ in at_once] == at_once
 
 
 def test_progress_that_says_the_same_is_told_once(tmp_path: Path):
