@@ -251,7 +251,7 @@ class JobStates:
 
 
 MayFollow = Callable[[], Awaitable[bool]]
-"""Asked before a follower is told more: whether it may be."""
+"""Check of whether a follower's key is still valid, made before each time events are sent."""
 
 
 async def follow(
