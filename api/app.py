@@ -35,7 +35,7 @@ from gnnplan.api.routes.common import (
 from gnnplan.api.security import Admin, require
 from gnnplan.api.service.context import Service, ServiceSettings, open_service
 from gnnplan.api.service.jobs import JobStates
-from gnnplan.api.service.plans import check_start
+from gnnplan.api.service.plans import check_job
 from gnnplan.api.service.runs import count_error
 from gnnplan.api.storage.tables import AuditRow
 
@@ -96,7 +96,7 @@ def create_app(settings: ServiceSettings | Path) -> FastAPI:
     """
     if isinstance(settings, Path):
         settings = ServiceSettings(data_dir=settings)
-    service = open_service(settings, starts=check_start, ended=count_error)
+    service = open_service(settings, starts=check_job, ended=count_error)
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncGenerator[None, None]:

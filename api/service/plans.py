@@ -1,7 +1,6 @@
 """Make, read, explain, compare, question and remove plans."""
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,10 +26,11 @@ from gnnplan.api.storage.tables import JobRow, PlanRow
 from gnnplan.planner.machine.model import MachineModel, load_machine
 from gnnplan.planner.probe.presets import load_preset
 from gnnplan.planner.probe.probe import cached_machine
+from gnnplan.planner.profile.cache import load_record
 from gnnplan.planner.queries.calibrate import load_calibration
 from gnnplan.planner.queries.diff import PlanDiff, diff
 from gnnplan.planner.queries.explain import explain
-from gnnplan.planner.request import check_graph, refuse_unused
+from gnnplan.planner.request import check_graph, read_changes, refuse_unused
 from gnnplan.planner.settings import POLICIES
 from gnnplan.runtime import codec
 from gnnplan.runtime.errors import DatasetError, InputError
@@ -143,9 +143,7 @@ def _ask(
     asked = [plan_id, dict(request)]
     if (known := find_repeat(service, caller, kind, asked)) is not None:
         return known
-    _row(service, plan_id)
-    if kind == "why-not":
-        check_models(service, plan_id, body["changes"])
+    _check_question(service, kind, plan_id, body)
     folder = service.storage.catalogue.plan_folder(plan_id).resolve()
     return submit(
         service,
@@ -256,8 +254,8 @@ def _open_named_graph(service: Service, name: str) -> Graph:
         ) from None
 
 
-def check_start(service: Service, job: JobRow) -> None:
-    """Refuse a job whose model or dataset requests may not name.
+def check_job(service: Service, job: JobRow) -> None:
+    """Refuse a job whose model or dataset requests may not name, or whose plan lost its record.
 
     It may have been accepted before the service was started with other models and graph roots.
 
@@ -269,16 +267,21 @@ def check_start(service: Service, job: JobRow) -> None:
     if "settings" in asked:
         check_model(asked["settings"]["workload"]["model"], service.settings.allowed_models)
         graph_folder(service, asked["graph"])
-    elif job.kind in ("train", "why-not"):
-        check_models(service, job.subject, asked.get("changes", []))
+    elif job.kind == "train":
+        check_model(get_plan(service, job.subject).workload.model, service.settings.allowed_models)
+    elif job.kind in ("why-not", "what-if", "simulate"):
+        _check_question(service, job.kind, job.subject, asked)
 
 
-def check_models(service: Service, plan_id: str, changes: Sequence[str] = ()) -> None:
-    """Refuse a plan's model, or those that changes (KEY=VALUE) put in its place, unless allowed."""
-    pairs = [[part.strip() for part in change.partition("=")] for change in changes]
-    named = [value for key, _, value in pairs if key == "model"]
-    for model in named or [get_plan(service, plan_id).workload.model]:
-        check_model(model, service.settings.allowed_models)
+def _check_question(service: Service, kind: str, plan_id: str, asked: dict[str, Any]) -> None:
+    """Refuse a question of a plan that it cannot answer, or that names a model not allowed."""
+    plan = get_plan(service, plan_id)
+    if asked.get("machine") is not None:
+        return  # simulated elsewhere: it needs no record of the plan's own machine
+    record = load_record(plan)
+    if kind == "why-not":
+        settings = read_changes(record.settings, asked.get("changes", []))
+        check_model(settings.workload.model, service.settings.allowed_models)
 
 
 def _known_plan(service: Service, wanted: dict[str, Any], request: PlanRequest) -> str | None:

@@ -26,7 +26,9 @@ from gnnplan.api.storage.job_queue import LEASE_SECONDS, Ending, JobQueue, NewJo
 from gnnplan.api.storage.storage import Storage
 from gnnplan.planner.errors import PlanDoesNotFit
 from gnnplan.planner.probe.presets import load_preset
+from gnnplan.planner.profile.cache import PlanRecord, save_record
 from gnnplan.planner.queries.estimate import EstimateSettings, estimate
+from gnnplan.planner.settings import PlanSettings
 from gnnplan.runtime import codec
 from gnnplan.runtime.device import usable_cores
 from gnnplan.runtime.graph.dataset import Graph
@@ -350,6 +352,43 @@ def test_a_run_that_could_not_begin_is_refused_at_once(
             assert words in answer.json()["detail"]
         assert start(plan, force=True).status_code == 202
         assert len(client.get("/v1/runs").json()["items"]) == 2
+
+
+def test_options_and_questions_that_a_plan_cannot_have_are_refused_at_once(
+    small_graph: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(Lanes, "_serve", lambda lanes, _lane: lanes._stopping.wait())
+    monkeypatch.setenv("GNNPLAN_CACHE", str(tmp_path / "cache"))
+    with make_client(tmp_path) as client:
+        service = client.app.state.service  # pyright: ignore[reportFunctionMemberAccess, reportAttributeAccessIssue]
+        plan = keep_plan(service, small_graph, tmp_path / "plan")
+        at = f"/v1/plans/{plan}"
+
+        def refused(path: str, body: dict[str, Any]) -> str:
+            answer = client.post(path, json=body)
+            assert answer.status_code == 422, (path, answer.text)
+            return answer.json()["detail"]
+
+        for hops in ([5], [5, 5, 5], [5, 0]):
+            assert "expected 2 fan-outs" in refused(
+                "/v1/runs", {"plan": plan, "eval_fanouts": hops}
+            )
+        for path, body in (
+            ("why-not", {"policy": "naive"}),
+            ("what-if", {"changes": ["devices=2"]}),
+            ("simulations", {}),
+        ):
+            assert "expected the request of plan" in refused(f"{at}/{path}", body)
+        save_record(PlanRecord(settings=PlanSettings(), machine=load_preset("cpu-2core")), plan)
+        for change in ("depth=3", "layers=many", "dropout=2"):
+            refused(f"{at}/why-not", {"changes": [change]})
+        assert client.get("/v1/jobs").json()["items"] == []
+        for path, body in (
+            (f"{at}/why-not", {"changes": ["batching=cooperative"]}),
+            (f"{at}/simulations", {}),
+            ("/v1/runs", {"plan": plan, "eval_fanouts": [5, -1]}),
+        ):
+            assert client.post(path, json=body).status_code == 202, path
 
 
 def test_a_plan_of_gpus_is_not_begun_where_there_are_fewer(small_graph: Graph, tmp_path: Path):

@@ -19,9 +19,13 @@ from gnnplan.api.security import (
 )
 from gnnplan.api.serve import is_loopback, main
 from gnnplan.api.storage.storage import Storage
+from gnnplan.planner.profile.cache import PlanRecord
+from gnnplan.planner.settings import PlanSettings, change_settings
 from gnnplan.runtime.errors import InputError
 from gnnplan.runtime.graph.dataset import Graph
+from gnnplan.runtime.plan.schema import Plan
 from tests.support.furnished import keep_plan
+from tests.support.machines import machine
 from tests.support.service import follow, make_client
 
 
@@ -303,10 +307,17 @@ def test_models_are_imported_only_from_the_list(tmp_path: Path, small_graph: Gra
     assert allowed.status_code == 202
 
 
+def record_of(plan: Plan) -> PlanRecord:
+    """The request of a plan that was made without the planner."""
+    settings = change_settings(PlanSettings(), {"model": plan.workload.model})
+    return PlanRecord(settings=settings, machine=machine())
+
+
 def test_a_model_of_a_plan_or_of_a_change_is_held_against_the_list_too(
     tmp_path: Path, small_graph: Graph, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(Lanes, "_serve", lambda lanes, _lane: lanes._stopping.wait())
+    monkeypatch.setattr("gnnplan.api.service.plans.load_record", record_of)
     with make_client(tmp_path) as client:
         service = client.app.state.service  # pyright: ignore[reportFunctionMemberAccess, reportAttributeAccessIssue]
         plain = keep_plan(service, small_graph, tmp_path / "plain")
