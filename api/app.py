@@ -53,8 +53,8 @@ async def healthz() -> Health:
 
 @health_router.get("/readyz")
 def readyz(service: ServiceIn) -> Health:
-    """The database and the data folder can be written, and jobs are taken."""
-    if reason := service.readiness.why_not(service.storage.check_writable):
+    """The database, the data folder and the cache can be written, and jobs are taken."""
+    if reason := service.readiness.why_not(service.check_writable):
         raise UnavailableError(reason, headers={"Retry-After": "5"})
     if not service.lanes.alive:
         raise UnavailableError("a worker is gone; start the service again")

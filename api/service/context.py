@@ -17,7 +17,9 @@ from gnnplan.api.security import Authenticator, RateLimit
 from gnnplan.api.storage.storage import Storage
 from gnnplan.api.storage.tables import JobRow
 from gnnplan.api.telemetry import Metrics
+from gnnplan.planner.array_cache import cache_folder
 from gnnplan.runtime import codec
+from gnnplan.runtime.errors import InputError
 
 MOST_BYTES = 64 * 2**20
 LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "::1")
@@ -139,6 +141,8 @@ def _failure(check_writable: Callable[[], None]) -> str:
     except SQLAlchemyError as error:
         cause = str(getattr(error, "orig", None) or type(error).__name__).strip()
         return f"expected a database that can be written, found: {cause.splitlines()[0]}"
+    except InputError as error:
+        return str(error)
     return ""
 
 
@@ -172,6 +176,11 @@ class Service:
         self.lanes.start()
         if self.ray is not None:
             self.ray.start()
+
+    def check_writable(self) -> None:
+        """Write to what jobs write to; raise OSError, SQLAlchemyError or InputError where it fails."""
+        self.storage.check_writable()
+        cache_folder()
 
     def stop(self) -> None:
         """Stop the running jobs and queue them again."""

@@ -84,7 +84,12 @@ def test_it_is_not_ready_while_nothing_can_be_written(
         event.listen(engine, "checkout", off)
         now += 5.0
         assert client.get("/readyz").status_code == 200
-    assert (full.status_code, locked.status_code) == (503, 503)
+        (tmp_path / "file").touch()
+        monkeypatch.setenv("GNNPLAN_CACHE", str(tmp_path / "file" / "cache"))
+        now += 5.0
+        uncached = client.get("/readyz")
+    assert (full.status_code, locked.status_code, uncached.status_code) == (503, 503, 503)
+    assert "GNNPLAN_CACHE: expected a folder that can be written" in uncached.json()["detail"]
     assert "found: No space left on device" in full.json()["detail"]
     assert "readonly database" in locked.json()["detail"]
     assert full.headers["retry-after"] == "5"
