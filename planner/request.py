@@ -35,7 +35,7 @@ from gnnplan.runtime.errors import DatasetError, InputError, did_you_mean
 from gnnplan.runtime.graph.dataset import Graph, is_typed, open_graph, types_of
 from gnnplan.runtime.graph.format import META_FILE
 from gnnplan.runtime.plan.io import refuse_foreign_folder
-from gnnplan.runtime.plan.schema import Sampler, is_dynamic
+from gnnplan.runtime.plan.schema import Plan, Sampler, is_dynamic
 from gnnplan.runtime.plan.setting import setting_fields
 from gnnplan.runtime.sampling.registry import (
     DEFAULT_SAMPLER,
@@ -120,6 +120,21 @@ def read_changes(settings: PlanSettings, asked: Sequence[str]) -> PlanSettings:
     if values.get("mode") == "full-graph" != settings.mode and "fanouts" not in values:
         values["fanouts"] = [-1] * settings.workload.num_layers
     return change_settings(settings, values)
+
+
+def check_replayable(plan: Plan) -> None:
+    """Refuse full-graph training and cooperative batches, which ranks do not draw alone.
+
+    Raises:
+        SettingsError: the plan is one of those.
+    """
+    strategy = plan.strategy
+    if strategy.mode != "minibatch" or strategy.batching != "independent":
+        found = "full-graph" if strategy.mode != "minibatch" else "cooperative batches"
+        raise SettingsError(
+            f"simulate: expected mini-batches that each rank draws alone, found {found}; train the "
+            "plan and look at its report"
+        )
 
 
 def refuse_unused(settings: PlanSettings) -> None:

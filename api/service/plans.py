@@ -30,7 +30,12 @@ from gnnplan.planner.profile.cache import load_record
 from gnnplan.planner.queries.calibrate import load_calibration
 from gnnplan.planner.queries.diff import PlanDiff, diff
 from gnnplan.planner.queries.explain import explain
-from gnnplan.planner.request import check_graph, read_changes, refuse_unused
+from gnnplan.planner.request import (
+    check_graph,
+    check_replayable,
+    read_changes,
+    refuse_unused,
+)
 from gnnplan.planner.settings import POLICIES
 from gnnplan.runtime import codec
 from gnnplan.runtime.errors import DatasetError, InputError
@@ -202,6 +207,10 @@ def create_profile(service: Service, caller: Caller, request: ProfileRequest) ->
     asked = dict(request)
     if (repeated := find_repeat(service, caller, "profile", asked)) is not None:
         return repeated
+    if request.settings().mode == "full-graph":
+        raise UnprocessableError(
+            "mode: expected auto or minibatch, found full-graph, which is timed when it is planned"
+        )
     wanted = _check_request(service, request)
     return submit(
         service,
@@ -276,6 +285,13 @@ def check_job(service: Service, job: JobRow) -> None:
 def _check_question(service: Service, kind: str, plan_id: str, asked: dict[str, Any]) -> None:
     """Refuse a question of a plan that it cannot answer, or that names a model not allowed."""
     plan = get_plan(service, plan_id)
+    if graph_fingerprint(Path(plan.graph.path)) != plan.graph.fingerprint:
+        raise UnprocessableError(
+            f"plan {plan_id}: expected its dataset {plan.graph.name} as it was planned, found "
+            "another in its place; plan again"
+        )
+    if kind == "simulate":
+        check_replayable(plan)
     if asked.get("machine") is not None:
         return  # simulated elsewhere: it needs no record of the plan's own machine
     record = load_record(plan)

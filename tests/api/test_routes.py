@@ -33,6 +33,7 @@ from gnnplan.runtime import codec
 from gnnplan.runtime.device import usable_cores
 from gnnplan.runtime.graph.dataset import Graph
 from gnnplan.runtime.graph.format import META_FILE
+from gnnplan.runtime.plan.io import load_plan
 from tests.support.furnished import keep_plan
 from tests.support.plans import make_plan
 from tests.support.service import follow, make_client
@@ -387,6 +388,16 @@ def test_options_and_questions_that_a_plan_cannot_have_are_refused_at_once(
         save_record(PlanRecord(settings=PlanSettings(), machine=load_preset("cpu-2core")), plan)
         for change in ("depth=3", "layers=many", "dropout=2"):
             refused(f"{at}/why-not", {"changes": [change]})
+        folder = service.storage.catalogue.plan_folder(plan)
+        with monkeypatch.context() as patch:
+            patch.setattr("gnnplan.api.service.plans.graph_fingerprint", lambda _: "another")
+            assert "found another in its place" in refused(f"{at}/what-if", {"changes": ["a=1"]})
+        cooperative = replace(load_plan(folder).strategy, batching="cooperative")
+        with monkeypatch.context() as patch:
+            shared = replace(load_plan(folder), strategy=cooperative)
+            patch.setattr("gnnplan.api.service.plans.load_plan", lambda _: shared)
+            assert "found cooperative batches" in refused(f"{at}/simulations", {})
+        assert "found full-graph" in refused("/v1/profiles", {"graph": "g", "mode": "full-graph"})
         assert client.get("/v1/jobs").json()["items"] == []
         for path, body in (
             (f"{at}/why-not", {"changes": ["batching=cooperative"]}),
