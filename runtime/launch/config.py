@@ -95,6 +95,8 @@ class RunConfig:
     """Whether to train although the graph or the machine is not the plan's."""
     max_steps: int | None = None
     """Most optimiser steps of this run; None: no limit."""
+    steps_in_all: bool = False
+    """Whether `max_steps` also counts the steps before the run was resumed."""
     keep_checkpoints: int = 2
     """Number of checkpoints to keep; 0 writes none."""
     checkpoint_every_steps: int = 0

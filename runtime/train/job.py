@@ -246,8 +246,9 @@ class Job:
             return 0
         if self.config.max_steps is None:
             return len(self.loader)
-        # Ranks that start again go on with the run's steps; a run that resumes has its own.
-        return self.config.max_steps - (len(self.losses) if self.config.resume else self.steps)
+        # Ranks that start again go on with the run's steps; a run that resumes may have its own.
+        own = self.config.resume and not self.config.steps_in_all
+        return self.config.max_steps - (len(self.losses) if own else self.steps)
 
     def _train_epoch(self) -> bool:
         """Take the epoch's remaining steps; return whether the epoch was completed."""

@@ -177,6 +177,20 @@ def test_max_steps_is_kept(small_graph: Graph, tmp_path: Path, run_folder: Path)
     assert report.ranks[0].stages["sample"].count == 7 - 3  # 3 of 7 discarded
 
 
+def test_steps_in_all_count_those_before_a_run_was_resumed(
+    small_graph: Graph, tmp_path: Path, run_folder: Path
+) -> None:
+    make_plan(small_graph, tmp_path / "plan", batch_size=64)
+    often: dict[str, Any] = {"epochs": 100, "eval_every": 0, "checkpoint_every_steps": 2}
+    train(tmp_path / "plan", run_folder, max_steps=4, **often)
+    for left in (3, 0):  # of the second attempt, and of one after the last step
+        report = train(
+            tmp_path / "plan", run_folder, max_steps=7, steps_in_all=True, resume=True, **often
+        )
+        assert len(report.losses) == left
+    assert len(train(tmp_path / "plan", run_folder, max_steps=2, resume=True, **often).losses) == 2
+
+
 def test_a_loss_that_is_not_finite_stops_the_run(
     small_graph: Graph, tmp_path: Path, run_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,6 +18,7 @@ from gnnplan.planner.machine.model import (
     load_machine,
     save_machine,
 )
+from gnnplan.runtime.plan.schema import HostSize
 
 
 def grid(values: list[float]) -> Table:
@@ -54,6 +55,26 @@ def machine() -> MachineModel:
         extent="quick",
         notes=["a note"],
     )
+
+
+def test_a_plan_is_told_how_large_each_measured_host_is():
+    one = machine()
+    gpu = Processor(name="h1.gpu0", kind="cuda", memory="h1.gpu0.memory", model="A", host=1)
+    cores = Processor(name="h1.cpu0", kind="cpu", memory="h1.host0", cores=32, host=1)
+    two = replace(
+        one,
+        processors=[*one.processors, cores, gpu],
+        memories=[
+            *one.memories,
+            Memory(name="h1.host0", kind="host", capacity_bytes=64 * 2**30 - 5),
+            Memory(name="h1.gpu0.memory", kind="device", capacity_bytes=10**9),
+        ],
+    )
+    assert two.reference().hosts == [
+        HostSize(cores=2, memory_gib=1),
+        HostSize(cores=32, memory_gib=64, gpu="A"),
+    ]
+    assert replace(two, provenance="preset").reference().hosts == []
 
 
 def test_table_is_exact_on_its_grid_points():

@@ -452,8 +452,11 @@ def test_another_dataset_in_the_planned_place_is_refused_unless_forced(
     )
     make_plan(made(seed=1), tmp_path / "plan", batch_size=16)
     made(seed=2, overwrite=True)
-    with pytest.raises(PlanError, match="expected the graph the plan was made for"):
-        PlannedLoader(tmp_path / "plan")
+    for unforced in (None, "", "0", "false", "False", "no"):
+        if unforced is not None:
+            monkeypatch.setenv(FORCE_VARIABLE, unforced)
+        with pytest.raises(PlanError, match="expected the graph the plan was made for"):
+            PlannedLoader(tmp_path / "plan")
     monkeypatch.setenv(FORCE_VARIABLE, "1")
     loader = PlannedLoader(tmp_path / "plan")
     loader.close()
