@@ -45,11 +45,11 @@ from gnnplan.runtime.graph.imports.tables import (
     BLOCK_BYTES,
     Chunk,
     PlainLines,
-    TextLayout,
     as_numbers,
     as_text,
     table_chunks,
 )
+from gnnplan.runtime.graph.imports.text_layout import TextLayout
 from gnnplan.runtime.graph.staging import ArrayWriter
 from gnnplan.runtime.npy import map_npy
 

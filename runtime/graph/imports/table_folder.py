@@ -9,7 +9,8 @@
     NAME.cmty.txt                              communities: a line of node ids each (`edgelist.py`)
 
 Each is .csv, .tsv, .txt, .edges (perhaps with .gz) or .parquet. A table without a column of ids has
-one row per node, in order, which is said. Features and labels of edges (edge_features.csv) are left.
+one row per node, in order, which is said. Features and labels of edges, such as edge_features.csv,
+are left.
 """
 
 from dataclasses import replace
