@@ -158,6 +158,7 @@ DST = (
 )  # fmt: skip
 WEIGHT = ("weight", "edgeweight", "weights", "edgeweights")
 EDGE_TYPE = ("type", "edgetype")
+TIME = ("time", "timestamp", "date", "datetime", "year")
 EDGE_ROW = ("id", "edgeid", "eid", *ROW_NAMES)
 """Names of a first column that numbers the edges."""
 FEATURE_ID = ("featureid", "feature", "featid", "featureindex", "col", "column")
@@ -180,6 +181,12 @@ HEADER_PAIRS = (
     ("caller", "callee"), ("author", "paper"),
 )  # fmt: skip
 """Pairs of names, in any order, that make a first line a header though each may be an id."""
+
+TWO_KINDS = (
+    ("user", "item"), ("user", "product"), ("user", "movie"), ("customer", "product"),
+    ("author", "paper"),
+)  # fmt: skip
+"""Pairs of names, with or without id behind them, of which each counts nodes of its own."""
 
 _LOOKS = {
     "a mask": ("mask", "masks"),

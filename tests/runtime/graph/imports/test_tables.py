@@ -188,6 +188,25 @@ def test_one_named_end_of_several_columns_is_refused(tmp_path: Path):
     assert pairs(load(tmp_path, "dst,other\n1,0\n2,1\n0,2\n", "f.csv")) == RING
 
 
+@pytest.mark.parametrize(
+    ("first", "ends"),
+    [("weight,a,b", "a, b"), ("timestamp,caller_no,callee_no", "caller_no, callee_no"),
+     ("rating,user,item", "user, item"), ("id,year,a,b", "a, b"), ("train_mask,a,b", "a, b")],
+)  # fmt: skip
+def test_columns_of_other_things_by_their_names_are_no_ends(first: str, ends: str, tmp_path: Path):
+    front = "9," * (first.count(",") - 1)
+    graph = load(tmp_path, f"{first}\n{front}0,1\n{front}1,2\n{front}2,0\n", "e.csv")
+    assert pairs(graph) == RING
+    assert f"edges: 3 stored, from {ends}" in graph.meta.notes
+
+
+@pytest.mark.parametrize("first", ["user_id,item_id", "user,item", "a,b"])
+def test_numbers_of_two_kinds_of_nodes_are_said(first: str, tmp_path: Path):
+    graph = load(tmp_path, f"{first}\n0,1\n1,2\n2,0\n", "e.csv")
+    said = [note for note in graph.meta.notes if "read as numbers of the same nodes" in note]
+    assert len(said) == (first != "a,b")
+
+
 def test_gaps_in_ids_make_no_nodes(tmp_path: Path):
     graph = load(tmp_path, "".join(f"{7 * i} {7 * i + 7}\n" for i in range(100)))
     assert graph.num_nodes == 101
