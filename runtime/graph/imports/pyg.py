@@ -28,6 +28,7 @@ from gnnplan.runtime.graph.imports.inventory import EDGE_DATA, Inventory, Role, 
 from gnnplan.runtime.graph.imports.labels import split_fields, split_ids
 from gnnplan.runtime.graph.imports.serialized import (
     compressed_columns,
+    keeps_order,
     load_torch,
     to_numpy,
     torch_sparse_names,
@@ -50,6 +51,7 @@ from gnnplan.runtime.graph.imports.tables import as_numbers
 
 LINKS = ("edge_label_index", "pos_edge_label_index")
 """Pairs to predict, also where RandomLinkSplit parts them by label."""
+EDGE_VALUES = ("edge_weight", "edge_attr", "edge_type")
 REASONS = {
     "edge_attr": EDGE_DATA,
     "edge_label_index": "pairs to predict; --task link takes the positive ones for training",
@@ -171,7 +173,11 @@ class _Reader:
         check_csc_ends(path, indptr, len(indices))
         check_monotone(path, indptr)
         self.inventory.use(Role.EDGES, name)
-        values = self._edge_values(len(indices))
+        transposed, beside = name == "adj", [n for n in EDGE_VALUES if n in self.fields]
+        if keeps_order(self.fields[name], transposed=transposed):
+            beside = []
+        self.inventory.leave(f"of edges whose order {name} does not tell; save edge_index", *beside)
+        values = {} if beside else self._edge_values(len(indices))
         if weights is not None and "edge_weight" not in values and not (weights == 1).all():
             values["edge_weight"] = as_numbers(self.source / name, weights, np.float32)
             self.notes.append(f"edge weights: the values of {name}")

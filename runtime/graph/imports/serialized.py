@@ -151,6 +151,19 @@ def compressed_columns(path: Path, name: str, value: Any, *, transposed: bool) -
         return pointers.numpy().astype(np.int64), indices.numpy(), table.values().numpy(), shape
 
 
+def keeps_order(value: Any, *, transposed: bool) -> bool:
+    """Tell whether `compressed_columns` returns a matrix's entries in the order of the matrix."""
+    import torch
+
+    if isinstance(value, TorchSparse):
+        return True
+    if value.layout != torch.sparse_coo:
+        return value.layout == (torch.sparse_csc if transposed else torch.sparse_csr)
+    place = value._indices().flip(0) if transposed else value._indices()
+    key = place[0] * int(value.shape[1 - transposed]) + place[1]
+    return bool((key[1:] > key[:-1]).all())
+
+
 def _torch_sparse(path: Path, storage: TorchSparse) -> Columns:
     rows, columns = (int(n) for n in storage._sparse_sizes)
     check_num_nodes(max(rows, columns))

@@ -130,6 +130,23 @@ def test_rows_of_adj_t_hold_in_neighbours(tmp_path: Path, layout: torch.layout):
     assert graph.edge_weight.tolist() == [3, 1, 2, 4]
 
 
+@pytest.mark.parametrize("name", ["adj", "adj_t"])
+def test_values_beside_a_matrix_of_another_order_are_left(name: str, tmp_path: Path):
+    place = PAIRS if name == "adj" else PAIRS.flip(0)
+    types, said = torch.tensor([0, 1, 2, 3]), f"not used: edge_type (of edges whose order {name}"
+    for taken in (torch.arange(4), torch.tensor([2, 0, 1, 3])):
+        matrix = torch.sparse_coo_tensor(
+            place[:, taken], torch.ones(4), (3, 3), check_invariants=True
+        )
+        graph = load(Data(num_nodes=3, edge_type=types[taken], **{name: matrix}), tmp_path)
+        assert (graph.indptr.tolist(), graph.indices.tolist()) == ([0, 1, 2, 4], [2, 0, 1, 2])
+        if graph.edge_type is None:
+            assert any(note.startswith(said) for note in graph.meta.notes)
+        else:
+            assert graph.edge_type.tolist() == [2, 0, 1, 3]
+    assert graph.edge_type is not None
+
+
 def test_what_a_transform_leaves_in_a_data_is_read(tmp_path: Path):
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Sparse")
