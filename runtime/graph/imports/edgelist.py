@@ -41,7 +41,7 @@ from gnnplan.runtime.graph.imports.inventory import (
     looks_like,
     plain_name,
 )
-from gnnplan.runtime.graph.imports.node_ids import IdIndex
+from gnnplan.runtime.graph.imports.node_ids import IdIndex, clean_ids
 from gnnplan.runtime.graph.imports.node_table import NodeTable
 from gnnplan.runtime.graph.imports.source import ImportOptions, RawGraph, memory_bytes
 from gnnplan.runtime.graph.imports.table_folder import find_tables, read_tables
@@ -240,10 +240,7 @@ class _EdgeReader:
         return out, ids
 
     def _number(self, src: NDArray[Any], dst: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
-        src, dst = as_text(src), as_text(dst)
-        for ids in (src, dst):
-            if (ids == "" if ids.dtype.kind == "U" else ids != ids).any():
-                raise DatasetError(f"{self.path}: expected an id in each row, found an empty cell")
+        src, dst = (clean_ids(self.path, as_text(ids)) for ids in (src, dst))
         if self.index is not None:
             return self.index.rows(self.path, src), self.index.rows(self.path, dst)
         if "U" in (src.dtype.kind, dst.dtype.kind):

@@ -109,11 +109,19 @@ def choose_ids(path: Path, columns: Mapping[str, NDArray[Any]]) -> str | None:
 
 
 def unique_ids(path: Path, ids: NDArray[Any]) -> NDArray[Any]:
-    """Return ids as words or int64; refuse repeated ones."""
-    ids = ids if ids.dtype.kind == "U" else as_numbers(path, ids, np.int64)
+    """Return ids as words or int64; refuse repeated and missing ones."""
+    ids = clean_ids(path, ids)
     if len(np.unique(ids)) != len(ids):
         raise DatasetError(f"{path}: expected a different id in each row, found repeated ids")
     return ids
+
+
+def clean_ids(path: Path, ids: NDArray[Any]) -> NDArray[Any]:
+    """Return ids as words or int64; refuse missing ones."""
+    words = ids.dtype.kind == "U"
+    if (ids == "").any() if words else ids.dtype.kind == "f" and np.isnan(ids).any():
+        raise DatasetError(f"{path}: expected an id in each row, found an empty cell")
+    return ids if words else as_numbers(path, ids, np.int64)
 
 
 def refuse_other_ids(path: Path, columns: Mapping[str, NDArray[Any]]) -> None:

@@ -37,6 +37,7 @@ from gnnplan.runtime.graph.imports.source import (
     RawFeatures,
     RawGraph,
     check_pairs,
+    count_ends,
     make_features,
 )
 from gnnplan.runtime.graph.imports.tables import as_numbers
@@ -156,7 +157,7 @@ class _Pack:
         self.inventory.use(Role.EDGES, "edges")
         tables = [self.members[n] for n in (*FEATURES, *LABELS) if n in self.members]
         sizes = [len(t) for t in tables if isinstance(t, np.ndarray) and t.ndim]
-        count = sizes[0] if sizes else int(pairs.max(initial=-1)) + 1
+        count = sizes[0] if sizes else count_ends(pairs)
         if not self.options.symmetrise:
             self.notes.append(
                 "edges taken as stored; published packs of this layout name each undirected edge "

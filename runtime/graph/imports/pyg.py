@@ -42,6 +42,7 @@ from gnnplan.runtime.graph.imports.source import (
     TypedParts,
     check_num_nodes,
     check_pairs,
+    count_ends,
     edge_type_name,
     make_features,
     note_negatives,
@@ -51,6 +52,7 @@ from gnnplan.runtime.graph.imports.tables import as_numbers
 
 LINKS = ("edge_label_index", "pos_edge_label_index")
 """Pairs to predict, also where RandomLinkSplit parts them by label."""
+NEGATIVES = "neg_edge_label_index"
 EDGE_VALUES = ("edge_weight", "edge_attr", "edge_type")
 REASONS = {
     "edge_attr": EDGE_DATA,
@@ -160,7 +162,7 @@ class _Reader:
             if name in self.fields:
                 self.inventory.leave("the edges are taken from edge_index", name)
         values = self._edge_values(pairs.shape[1])
-        return array_edges(pairs[0], pairs[1], **values), int(pairs.max(initial=-1)) + 1
+        return array_edges(pairs[0], pairs[1], **values), count_ends(pairs)
 
     def _adjacency(self, name: str) -> tuple[EdgeSource, int]:
         """Return the edges of a square matrix: row v of adj_t holds the in-neighbours of v."""
@@ -253,8 +255,8 @@ class _Reader:
             pairs = to_numpy(self.source, name, fields[name])
             check_pairs(self.source, name, pairs)
             pairs = pairs.T
-            others = fields.get("neg_edge_label_index")
-            negatives += 0 if others is None else int(others.shape[-1])
+            if (others := fields.get(NEGATIVES)) is not None:
+                negatives += to_numpy(self.source, NEGATIVES, others).size // 2
             if name == LINKS[0] and fields.get("edge_label") is not None:
                 label = to_numpy(self.source, "edge_label", fields["edge_label"])
                 if label.shape != (len(pairs),):
@@ -355,6 +357,11 @@ class _TypedReader:
         if name not in fields:
             return None
         array = to_numpy(self.source, name, fields[name])
+        if array.ndim == 0 or len(array) != length:
+            raise DatasetError(
+                f"{self.source}: expected {name} of {place} with one row per edge ({length}), "
+                f"found shape {list(array.shape)}"
+            )
         if array.size != length:
             self.inventory.leave(f"several values per edge: {EDGE_DATA}", name, place=place)
             return None
@@ -369,10 +376,10 @@ class _TypedReader:
             with refuse_unreadable(self.source, f"num_nodes of {name} as an integer"):
                 return int(fields["num_nodes"])
         for field in ("x", "y"):
-            if field in fields:
+            if getattr(fields.get(field), "ndim", 0):
                 return len(fields[field])
         ends = [
-            int(found[row].max(initial=-1)) + 1
+            count_ends(found[row])
             for key, found in pairs.items()
             for row in (0, 1)
             if key[2 * row] == name

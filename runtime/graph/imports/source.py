@@ -319,6 +319,10 @@ class TypedParts:
                 f"{self.source}: expected y of {name} with one row per node "
                 f"({self.counts[name]}), found shape {list(own.shape)}"
             )
+        if own.dtype.kind not in "fiub":
+            raise DatasetError(
+                f"{self.source}: expected y of {name} as numbers, found values of {own.dtype}"
+            )
         y = np.full((total, *own.shape[1:]), -1, own.dtype if own.dtype.kind in "if" else np.int64)
         y[first : first + len(own)] = own
         return y
@@ -335,6 +339,11 @@ def check_pairs(path: Path, name: str, pairs: NDArray[Any], *, by_row: bool = Fa
             f"{path}: expected {name} of integers {form}, found {pairs.dtype} of shape "
             f"{list(pairs.shape)}"
         )
+
+
+def count_ends(ends: NDArray[Any]) -> int:
+    """Return how many nodes numbered from 0 the ends of edges imply."""
+    return int(ends.max()) + 1 if ends.size else 0
 
 
 def make_features(path: Path, name: str, table: NDArray[Any]) -> RawFeatures:
@@ -360,6 +369,11 @@ def note_negatives(notes: list[str], count: int) -> None:
 
 def check_lengths(raw: RawGraph) -> None:
     """Check that features, labels and node types have one row per node; name all that differ."""
+    if raw.node_type is not None and raw.node_type.ndim != 1:
+        raise DatasetError(
+            f"node types: expected one per node ({raw.num_nodes}), found shape "
+            f"{list(raw.node_type.shape)}"
+        )
     rows = {
         name: len(array)
         for name, array in (("labels", raw.y), ("node types", raw.node_type))

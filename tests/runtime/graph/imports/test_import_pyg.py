@@ -320,6 +320,13 @@ def test_batches_of_a_hetero_graph_index_the_users_own_stores(tmp_path: Path):
             "nodes of type author",
         ),
         (lambda d: d["paper", "a__b", "paper"].update({"edge_index": PAIRS}), {}, "without __"),
+        (lambda d: d["author"].update({"x": torch.tensor(1.0)}), {}, "x of two axes"),
+        (lambda d: d["paper"].update({"y": torch.ones(200) * 1j}), {}, "y of paper as numbers"),
+        (
+            lambda d: d["author", "writes", "paper"].update({"edge_weight": torch.ones(3)}),
+            {},
+            "edge_weight of author__writes__paper with one row per edge",
+        ),
     ],
 )
 def test_a_hetero_graph_that_cannot_be_kept_is_refused(

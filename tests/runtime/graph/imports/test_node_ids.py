@@ -142,3 +142,17 @@ def test_ids_of_a_type_that_is_not_read_are_refused(tmp_path: Path):
     pq.write_table(table, source / "nodes.parquet")
     with pytest.raises(DatasetError, match="ids as numbers or words in column 'id'"):
         load(tmp_path, edges=TRIANGLE)
+
+
+@pytest.mark.parametrize(
+    ("tables", "words"),
+    [
+        ({"nodes": "id,f0\nc,3\n,1\nb,2\n"}, "an id in each row, found an empty cell"),
+        ({"nodes": "id,f0\n2,20\n,10\n0,0\n"}, "an id in each row, found an empty cell"),
+        ({"features": "node_id,feature_id,value\n0,0,1\n,1,1\n"}, "found an empty cell"),
+        ({"features": "node_id,feature_id,value\n0,0,1\n0.5,1,1\n"}, "expected whole numbers"),
+    ],
+)
+def test_rows_without_an_id_are_refused(tables: dict[str, str], words: str, tmp_path: Path):
+    with pytest.raises(DatasetError, match=words):
+        load(tmp_path, edges="src,dst\n0,0\n", **tables)
