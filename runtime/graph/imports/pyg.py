@@ -106,11 +106,12 @@ class _Reader:
         self.fields = {str(k): v for k, v in fields.items() if v is not None}
         self.options = options
         self.inventory = Inventory()
-        self.inventory.meet(self.fields)
         self.notes: list[str] = []
 
     def read(self, parts: list[dict[str, Any]]) -> RawGraph:
         """Return the graph; further parts are those of a split of links."""
+        named = [str(k) for part in parts for k, v in part.items() if v is not None]
+        self.inventory.meet(named)
         features = self._features()
         y = self._take(Role.LABELS, "y")
         edges, implied = self._edges()
@@ -123,7 +124,7 @@ class _Reader:
                 self.inventory.leave("a split of nodes; that of links is taken", *self._masks())
                 split, task, num_splits = links, "link", 1
         node_type = self._take(Role.NODE_TYPES, "node_type")
-        _leave_known(self.inventory, self.fields)
+        _leave_known(self.inventory, named)
         return RawGraph(
             name=self.source.stem,
             num_nodes=num_nodes,
@@ -142,7 +143,7 @@ class _Reader:
         if name not in self.fields:
             return None
         self.inventory.use(role, name)
-        return to_numpy(self.source, name, self.fields[name])
+        return to_numpy(self.source, name, self.fields[name], whole=True)
 
     def _edges(self) -> tuple[EdgeSource, int]:
         """Return the edges, and how many nodes they imply."""
@@ -194,7 +195,7 @@ class _Reader:
         ):
             if name not in self.fields:
                 continue
-            array = to_numpy(self.source, name, self.fields[name])
+            array = to_numpy(self.source, name, self.fields[name], whole=name == "edge_type")
             if array.ndim == 2 and array.shape[1] == 1:
                 array = array[:, 0]
             if name == "edge_attr" and array.ndim != 1:
@@ -328,7 +329,7 @@ class _TypedReader:
                 parts.tables[name] = _features(self.source, fields["x"])
                 self.inventory.use(Role.FEATURES, "x", place=name)
             if "y" in fields:
-                parts.y[name] = to_numpy(self.source, f"y of {name}", fields["y"])
+                parts.y[name] = to_numpy(self.source, f"y of {name}", fields["y"], whole=True)
                 self.inventory.use(Role.LABELS, "y", place=name)
                 parts.split[name], count = self._split(name, parts.counts[name])
                 num_splits = max(num_splits, count)
@@ -457,7 +458,8 @@ def _fields(source: Path, value: Any) -> dict[str, Any]:
 def _features(source: Path, x: Any) -> RawFeatures:
     import torch
 
-    if isinstance(x, torch.Tensor) and x.layout in (torch.sparse_coo, torch.sparse_csr):
+    compressed = (torch.sparse_csr, torch.sparse_csc)
+    if isinstance(x, torch.Tensor) and x.layout in (torch.sparse_coo, *compressed):
         with refuse_unreadable(source, "x as a sparse tensor of two axes"):
             import scipy.sparse as sp
 
