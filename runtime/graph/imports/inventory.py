@@ -191,8 +191,8 @@ TWO_KINDS = (
 _LOOKS = {
     "a mask": ("mask", "masks"),
     "a split": (
-        "split", "splits", "fold", "folds", "train", "training", "val", "valid", "validation",
-        "test", "testing", "holdout",
+        "split", "splits", "fold", "folds", "kfold", "train", "training", "val", "valid",
+        "validation", "eval", "evaluation", "test", "testing", "holdout",
     ),
     "labels": (
         "label", "labels", "class", "classes", "target", "targets", "category", "categories",
@@ -202,7 +202,7 @@ _LOOKS = {
 }  # fmt: skip
 _JOINED = {
     "a mask": re.compile("mask$"),
-    "a split": re.compile("^(train|val|valid|test)(set|data|flag)$"),
+    "a split": re.compile("^(train|val|valid|eval|test)(set|data|flag)$|^in(train|val|test)$"),
     "labels": re.compile(
         r"^(label|target)|(label|target|class|category)s?$|^class(id|idx|no|name)$|^y\d+$"
     ),
