@@ -61,6 +61,8 @@ def one_line(capsys: pytest.CaptureFixture[str]) -> str:
     ("arguments", "words"),
     [
         (["plan", "G", "-o", "P", "--nonsense"], "--nonsense"),
+        (["plan", "G", "-o", ".", *PRESET], "found one that you are in"),
+        (["graph", "generate", "sbm", "."], "found one that you are in"),
         (["frobnicate"], "frobnicate"),
         (["plan", "G", "-o", "P", "--policy", "astrology"], "expected a policy"),
         (["plan", "G", "-o", "P", "--fanouts", "5,5", "--layers", "3"], "expected 3 fan-outs"),
