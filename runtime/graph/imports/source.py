@@ -71,10 +71,14 @@ class ImportOptions:
                     f"{did_you_mean(str(value), allowed)}"
                 )
         parse_feature_choice(self.features)
-        if min(self.random_split) < 0 or sum(self.random_split) > 1 + 1e-9:
+        split = self.random_split
+        if len(split) != 3 or not all(0 <= share <= 1 for share in split) or sum(split) > 1 + 1e-9:
             raise DatasetError(
-                f"random_split: expected shares that add up to at most 1, found {self.random_split}"
+                f"random_split: expected three shares that add up to at most 1, found {split}"
             )
+        for key in ("seed", "feature_dim", "split_index"):
+            if getattr(self, key) < 0:
+                raise DatasetError(f"{key}: expected 0 or more, found {getattr(self, key)}")
 
     @property
     def draws(self) -> bool:
