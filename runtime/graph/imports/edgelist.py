@@ -224,7 +224,8 @@ class _EdgeReader:
                     if key not in writers:
                         writer = ArrayWriter(self.scratch / f"edges-{key}.npy", dtype)
                         writers[key] = stack.enter_context(writer)
-                    writers[key].append(as_numbers(self.path, values, dtype))
+                    weights = dtype == np.float32
+                    writers[key].append(as_numbers(self.path, values, dtype, weights=weights))
         out: dict[str, NDArray[Any]] = {n: np.empty(0, np.int64) for n in ("src", "dst")}
         for key, writer in writers.items():
             out[NAMES.get(key, key)] = map_npy(writer.path)

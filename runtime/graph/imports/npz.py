@@ -170,7 +170,8 @@ class _Pack:
         out: dict[str, NDArray[Any]] = {}
         for name, role, dtype in EDGE_VALUES:
             if name in self.members:
-                out[name] = as_numbers(self.source / name, self._per_edge(name, count), dtype)
+                values, weights = self._per_edge(name, count), role is Role.WEIGHTS
+                out[name] = as_numbers(self.source / name, values, dtype, weights=weights)
                 self.inventory.use(role, name)
         if data in self.members:
             weights = self._per_edge(data, count)
@@ -179,7 +180,9 @@ class _Pack:
             elif bool((weights == 1).all()):
                 self.inventory.leave("every edge weighs 1", data)
             else:
-                out["edge_weight"] = as_numbers(self.source / data, weights, np.float32)
+                out["edge_weight"] = as_numbers(
+                    self.source / data, weights, np.float32, weights=True
+                )
                 self.inventory.use(Role.WEIGHTS, data)
         return out
 

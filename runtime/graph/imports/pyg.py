@@ -182,7 +182,9 @@ class _Reader:
         self.inventory.leave(f"of edges whose order {name} does not tell; save edge_index", *beside)
         values = {} if beside else self._edge_values(len(indices))
         if weights is not None and "edge_weight" not in values and not (weights == 1).all():
-            values["edge_weight"] = as_numbers(self.source / name, weights, np.float32)
+            values["edge_weight"] = as_numbers(
+                self.source / name, weights, np.float32, weights=True
+            )
             self.notes.append(f"edge weights: the values of {name}")
         return csc_edges(indptr, indices, **values), shape[0]
 
@@ -207,7 +209,8 @@ class _Reader:
                     f"{self.source}: expected {name} with one value per edge ({num_edges}), "
                     f"found shape {list(array.shape)}"
                 )
-            out[key] = as_numbers(self.source / key, array, dtype)
+            weights = role is Role.WEIGHTS
+            out[key] = as_numbers(self.source / key, array, dtype, weights=weights)
             self.inventory.use(role, name)
         return out
 
@@ -367,7 +370,7 @@ class _TypedReader:
             self.inventory.leave(f"several values per edge: {EDGE_DATA}", name, place=place)
             return None
         self.inventory.use(Role.WEIGHTS, name, place=place)
-        return as_numbers(self.source / name, array.reshape(-1), np.float32)
+        return as_numbers(self.source / name, array.reshape(-1), np.float32, weights=True)
 
     def _count(self, name: str, pairs: dict[EdgeKey, NDArray[Any]]) -> int:
         """Return how many nodes of a type there are: as said, by rows, or by the edges' ends."""

@@ -210,8 +210,13 @@ def number_table(path: Path, target: Path, dtype: Any) -> NDArray[Any]:
     return map_npy(target)
 
 
-def as_numbers(path: Path, values: NDArray[Any], dtype: Any) -> NDArray[Any]:
-    """Return a column as numbers of a type; refuse values that the type would change."""
+def as_numbers(
+    path: Path, values: NDArray[Any], dtype: Any, *, weights: bool = False
+) -> NDArray[Any]:
+    """Return a column as numbers of a type; refuse values that the type would change.
+
+    Fractions may be rounded, but `weights` not to 0, which no sampler draws.
+    """
     wanted = np.dtype(dtype)
     if values.dtype.kind not in "fiub":
         raise DatasetError(f"{path}: expected numbers, found {values[:1]!s:.80}")
@@ -235,6 +240,13 @@ def as_numbers(path: Path, values: NDArray[Any], dtype: Any) -> NDArray[Any]:
         raise DatasetError(
             f"{path}: expected numbers that {wanted} holds, found {lost} of {len(values)} beyond "
             f"{np.finfo(wanted).max:.2g}; scale them in the source"
+        )
+    gone = (out == 0) & (values != 0) if weights else np.zeros(0, bool)
+    if gone.any():
+        raise DatasetError(
+            f"{path}: expected edge weights that {wanted} tells from 0, found {int(gone.sum())} of "
+            f"{len(values)} that it does not (the first: {values[gone][0]}); scale them in the "
+            "source"
         )
     return out
 
