@@ -32,14 +32,15 @@ from gnnplan.planner.settings import MODELS, PlanSettings, change_settings, refu
 from gnnplan.planner.units import read_texts
 from gnnplan.runtime.device import usable_ram_bytes
 from gnnplan.runtime.errors import DatasetError, InputError, did_you_mean
+from gnnplan.runtime.folders import real_folder
 from gnnplan.runtime.graph.dataset import Graph, is_typed, open_graph, types_of
 from gnnplan.runtime.graph.format import META_FILE
-from gnnplan.runtime.plan.io import refuse_foreign_folder
+from gnnplan.runtime.plan.io import refuse_foreign_folder, refuse_unplaced
 from gnnplan.runtime.plan.schema import Plan, Sampler, is_dynamic
 from gnnplan.runtime.plan.setting import setting_fields
 from gnnplan.runtime.sampling.registry import (
-    find_sampler,
     DEFAULT_SAMPLER,
+    find_sampler,
     is_default,
     is_layerwise,
     layer_sizes,
@@ -397,18 +398,21 @@ def check_model_module(model: str) -> None:
         )
 
 
-def check_output(out: Path) -> None:
+def check_output(out: Path, *, in_place: bool = False) -> None:
     """Refuse an output folder that holds something else or cannot be written.
 
+    `in_place` says that files are exchanged within the folder, which may be the current one.
+
     Raises:
-        PlanError: it holds something that is not a plan.
+        PlanError: it holds something that is not a plan, or is the current folder.
         InputError: it cannot be written.
     """
     if (out / META_FILE).is_file():
         raise InputError(
             f"{out}: expected a folder for the plan, found a graph dataset; choose another --output"
         )
-    refuse_foreign_folder(out)
+    (refuse_foreign_folder if in_place else refuse_unplaced)(out)
+    out = real_folder(out)
     place = _existing(out.absolute().parent)
     try:
         with tempfile.TemporaryDirectory(dir=place, prefix=f".{out.name}."):

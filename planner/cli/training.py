@@ -417,7 +417,7 @@ def tune_command(
 
     load_plan(plan)
     output = output or plan
-    check_output(output)
+    check_output(output, in_place=True)
     from gnnplan.planner.queries.tune import tune
 
     with progress_bar("tune") as progress:

@@ -40,9 +40,9 @@ from gnnplan.planner.queries.explain import Explanation
 from gnnplan.planner.settings import PlanSettings
 from gnnplan.planner.workload import WorkloadProfile
 from gnnplan.runtime import codec
-from gnnplan.runtime.folders import make_beside
+from gnnplan.runtime.folders import make_beside, real_folder
 from gnnplan.runtime.launch.config import TrainOptions
-from gnnplan.runtime.plan.io import load_plan, put_in_place, refuse_foreign_folder
+from gnnplan.runtime.plan.io import load_plan, put_in_place, refuse_unplaced
 from gnnplan.runtime.plan.schema import Plan
 from gnnplan.runtime.report import RunReport
 
@@ -196,7 +196,8 @@ class Plans:
         Raises:
             PlanError: the folder holds something else, or what was received is damaged.
         """
-        refuse_foreign_folder(folder)
+        refuse_unplaced(folder)
+        folder = real_folder(folder)
         folder.parent.mkdir(parents=True, exist_ok=True)
         staging = make_beside(folder)
         try:

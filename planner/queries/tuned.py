@@ -83,6 +83,8 @@ class TuneRequest:
             found = getattr(self, name)
             if not 1 <= found <= most:
                 raise SettingsError(f"--{name}: expected 1 to {most}, found {found}; correct it")
+        if self.seed < 0:
+            raise SettingsError(f"--seed: expected 0 or more, found {self.seed}; correct it")
         if self.target is not None and not 0.0 < self.target <= 1.0:
             raise SettingsError(
                 f"--to-accuracy: expected a score above 0 and at most 1, found {self.target:g}"

@@ -19,7 +19,15 @@ from numpy.typing import NDArray
 
 from gnnplan.runtime import codec
 from gnnplan.runtime.errors import PlanError
-from gnnplan.runtime.folders import flush, free_name, make_beside, take_name
+from gnnplan.runtime.folders import (
+    UNNAMED,
+    flush,
+    free_name,
+    is_named,
+    make_beside,
+    real_folder,
+    take_name,
+)
 from gnnplan.runtime.npy import map_npy
 from gnnplan.runtime.plan.schema import SCHEMA_VERSION, ArrayRef, Plan
 
@@ -54,8 +62,8 @@ def save_plan(plan: Plan, arrays: dict[str, NDArray[Any]], folder: Path) -> Plan
     An existing plan folder is replaced (`put_in_place`). Raises PlanError where the folder holds
     something else, OSError where it cannot be written.
     """
-    folder = Path(folder)
-    refuse_foreign_folder(folder)
+    refuse_unplaced(Path(folder))
+    folder = real_folder(Path(folder))
     folder.parent.mkdir(parents=True, exist_ok=True)
     staging = make_beside(folder)
     try:
@@ -159,6 +167,13 @@ def refuse_foreign_folder(folder: Path) -> None:
             f"{folder}: expected an empty folder or an earlier plan, found other files; "
             "choose another output folder"
         )
+
+
+def refuse_unplaced(folder: Path) -> None:
+    """Raise PlanError where no new plan can take an output folder's name."""
+    if not is_named(folder):
+        raise PlanError(f"{folder}: {UNNAMED}")
+    refuse_foreign_folder(folder)
 
 
 def load_plan(folder: Path, *, verify_arrays: bool = False) -> Plan:

@@ -116,6 +116,7 @@ def test_neighbours_tell_more_than_ten_points_beyond_the_features(tmp_path: Path
         ({"num_nodes": 1}, "at least 2 nodes"),
         ({"degree": 0.0}, "mean degree"),
         ({"degree": 90.0}, "mean degree"),
+        ({"num_nodes": 10**12}, r"edges fit in memory, found 1000000000000 nodes .* = 160000.0 GB"),
         ({"num_classes": 0}, "classes"),
         ({"train_fraction": 0.0}, "split fractions"),
         ({"train_fraction": 0.9}, "split fractions"),

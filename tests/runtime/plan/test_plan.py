@@ -204,6 +204,16 @@ def test_truncated_files_are_refused(tmp_path: Path):
         load_plan(tmp_path / "p")
 
 
+def test_a_link_to_a_folder_stays_and_leads_to_the_plan(tmp_path: Path):
+    (tmp_path / "large").mkdir()
+    (tmp_path / "p").symlink_to("large")
+    for version in ("0", "1"):
+        saved = save_plan(replace(example(), version=version), ARRAYS, tmp_path / "p")
+        assert load_plan(tmp_path / "large") == saved
+    assert (tmp_path / "p").is_symlink()
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["large", "p"]
+
+
 def test_a_folder_that_is_no_plan_is_refused(tmp_path: Path):
     with pytest.raises(PlanError, match=r"found no plan\.json"):
         load_plan(tmp_path)
