@@ -262,10 +262,12 @@ class Supervisor:
         timer.start()
 
     def _killed_for_memory(self, exit_codes: Mapping[int, int]) -> str:
-        """Name the out-of-memory killer's victim with the plan's sum; empty without one."""
+        """Name the out-of-memory killer's victim of this attempt with the plan's sum, if any."""
         group = memory_group()
         victims = [r for r, c in exit_codes.items() if c == -signal.SIGKILL]
-        if group is None or not victims or group.oom_kills <= self._oom_kills:
+        before = self._oom_kills
+        self._oom_kills = before if group is None else group.oom_kills
+        if group is None or not victims or group.oom_kills <= before:
             return ""
         if self._config is None:
             return f"rank {victims[0]}: ended by the out-of-memory killer"

@@ -5,8 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from gnnplan.runtime.faults import watch
 from gnnplan.runtime.faults.failure import ERRORS_FOLDER, LAUNCH_FAILURE, ended_ranks
 from gnnplan.runtime.faults.watch import Supervisor
+from gnnplan.runtime.limits import MemoryGroup
 
 
 def test_how_each_rank_ended_is_logged_and_written_down(
@@ -29,3 +31,20 @@ def test_how_each_rank_ended_is_logged_and_written_down(
         (0, 1, False),
         (-1, 1, True),
     ]
+
+
+def test_a_kill_for_memory_is_held_against_the_attempt_that_it_ended_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Someone else's SIGKILL of a later attempt is no want of memory."""
+    kills = iter([0, 1, 1, 2])
+
+    def group() -> MemoryGroup:
+        return MemoryGroup(folder=tmp_path, limit_bytes=1, usage_bytes=1, oom_kills=next(kills))
+
+    monkeypatch.setattr(watch, "memory_group", group)
+    supervisor = Supervisor(tmp_path / ERRORS_FOLDER / LAUNCH_FAILURE)
+    for attempt in range(3):
+        supervisor.note(attempt, {0: -signal.SIGKILL})
+    told = ["out-of-memory killer" in end.line for end in ended_ranks(tmp_path)]
+    assert told == [True, False, True]
