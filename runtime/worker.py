@@ -179,14 +179,17 @@ def main(arguments: list[str]) -> int:
     try:
         run(config, heartbeat)
     except BaseException as error:
-        record_end(config, error)
+        record_end(config, error, heartbeat)
         leave(1)  # threads and process groups may wait for ranks that are gone
     heartbeat.close()
     return 0
 
 
-def record_end(config: RunConfig, error: BaseException) -> None:
-    """Record why this rank failed, and the plan's sum of bytes where memory ran out."""
+def record_end(config: RunConfig, error: BaseException, heartbeat: Heartbeat) -> None:
+    """Record why this rank failed, and the plan's sum of bytes where memory ran out.
+
+    The heartbeat is the rank's: it knows the job's progress on hosts without its checkpoints.
+    """
     rank = rank_and_size()[0]
     try:
         folder = plan_on_trial(config.run_path) or Path(config.plan_folder)
@@ -195,7 +198,7 @@ def record_end(config: RunConfig, error: BaseException) -> None:
         budget = None
     if budget is not None:
         budget.__cause__ = error
-    progress = newest_name(config.run_path / CHECKPOINTS)
+    progress = newest_name(config.run_path / CHECKPOINTS) or heartbeat.saved
     record_failure(config.run_path, rank, budget or error, attempt=attempt(), progress=progress)
 
 

@@ -80,7 +80,7 @@ class RankFailure:
     final: bool = False
     """Whether starting again cannot help."""
     progress: str = ""
-    """Name of the newest checkpoint at the failure."""
+    """Name of the newest checkpoint at the failure; what it holds where other hosts have it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -179,6 +179,20 @@ def attempt_line(run_folder: Path, attempt: int) -> str:
     """Say in one line why an attempt ended, for the notes of the next one."""
     error = _error_of(run_folder, attempt, None)
     return "a rank ended without a word" if error is None else str(error)
+
+
+def ended_elsewhere(run_folder: Path, attempt: int) -> bool:
+    """Return whether this host knows no cause of an attempt's end, so that another one may."""
+    found = [each for each in _failures(run_folder) if each.attempt == attempt]
+    reported = {each.rank for each in found}
+    # SIGTERM is torchrun's own, after another rank's end.
+    own = [
+        each
+        for each in ended_ranks(run_folder)
+        if each.attempt == attempt and each.exit_code != -signal.SIGTERM
+        if each.line or each.rank not in reported
+    ]
+    return not own and all(each.consequence for each in found)
 
 
 def has_failure(run_folder: Path, attempt: int) -> bool:

@@ -19,6 +19,7 @@ from typing import Any
 
 from gnnplan.runtime.errors import GnnplanError, InputError, WorkerFailed
 from gnnplan.runtime.faults.failure import failure_of, has_failure, is_final
+from gnnplan.runtime.faults.heartbeat import Heartbeat
 from gnnplan.runtime.launch.config import RunConfig
 from gnnplan.runtime.launch.hosts import ranks_by_host
 from gnnplan.runtime.launch.launch import (
@@ -133,10 +134,11 @@ def _trainer(plan: Plan, run_path: Path, config: RunConfig, attempt: int) -> Any
 def _rank(settings: dict[str, Any]) -> None:
     config = read_config(Path(settings["config"]))
     os.environ[RESTARTS_VARIABLE] = str(settings["attempt"])
+    heartbeat = Heartbeat()
     try:
-        run(config)
+        run(config, heartbeat)
     except Exception as error:
-        record_end(config, error)
+        record_end(config, error, heartbeat)
         raise
 
 

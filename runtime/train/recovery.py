@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 from gnnplan.runtime import codec
 from gnnplan.runtime.errors import InputError, PlanError
-from gnnplan.runtime.faults.failure import attempt_line
+from gnnplan.runtime.faults.failure import attempt_line, ended_elsewhere
 from gnnplan.runtime.faults.heartbeat import Phase, attempt
 from gnnplan.runtime.graph.format import one_line
 from gnnplan.runtime.report import EpochReport
@@ -192,8 +192,7 @@ def begin(job: "Job") -> None:
     """Resume a job where that is asked for, or where it was started again."""
     restarts = attempt()
     if restarts:
-        why = attempt_line(job.config.run_path, restarts - 1)
-        job.notes.append(f"restart {restarts}: {why}")
+        job.notes.append(f"restart {restarts}: {_why_ended(job, restarts - 1)}")
         job.events.emit("restart", line=job.notes[-1])
     if job.config.resume or restarts:
         resume(job)
@@ -203,12 +202,20 @@ def begin(job: "Job") -> None:
             job.notes.append(f"checkpoints of an earlier run are in {aside}")
 
 
+def _why_ended(job: "Job", attempt: int) -> str:
+    """Say why an attempt ended, in the words of the host that knows its cause. Collective."""
+    folder = job.config.run_path
+    told = ended_elsewhere(folder, attempt), attempt_line(folder, attempt)
+    return min(job.loop.comm.all_gather_objects(told), key=lambda each: each[0])[1]
+
+
 def save(job: "Job") -> None:
     """Write a job's checkpoint (rank 0); where the disk refuses it, warn once and train on."""
     if job.config.keep_checkpoints == 0:
         return
     job.heartbeat.begin(Phase.SAVING)
     factor = None if job.factor is None else job.factor.state(job.loop.comm)
+    _note_saved(job)
     if job.loop.comm.rank != 0:
         return
     folder = job.config.run_path / CHECKPOINTS
@@ -232,6 +239,12 @@ def save(job: "Job") -> None:
         job.disk_full = False
     except OSError as error:
         _warn_of_disk(job, folder, error)
+
+
+def _note_saved(job: "Job") -> None:
+    """Tell every rank's heartbeat how far the newest checkpoint is."""
+    epochs = job.first_epoch + len(job.epochs)
+    job.heartbeat.saved = f"step {job.steps}, {epochs} epochs reported"
 
 
 def resume(job: "Job") -> None:
@@ -270,6 +283,7 @@ def resume(job: "Job") -> None:
     job.epoch_losses = [float(loss) for loss in state["epoch_losses"]]
     job.epoch_seconds = float(state["epoch_seconds"])
     _resume_epochs(job, state["epochs"])
+    _note_saved(job)
     job.notes.append(f"resumed after step {job.steps}")
     if trials is not None:
         trials.resume(job, state["plan_id"], state.get("trials"))

@@ -12,6 +12,8 @@ import pytest
 
 from gnnplan.runtime import codec, worker
 from gnnplan.runtime.errors import GnnplanError
+from gnnplan.runtime.faults.failure import ERRORS_FOLDER
+from gnnplan.runtime.faults.heartbeat import Heartbeat
 from gnnplan.runtime.graph.dataset import Graph
 from gnnplan.runtime.launch.config import RunConfig
 from gnnplan.runtime.report import RunReport
@@ -171,6 +173,30 @@ def test_ranks_that_start_again_take_no_more_steps_than_the_run_may(
         report = train(plan, tmp_path, max_steps=9)
     assert (report.first_step, report.losses) == (4, undisturbed.losses[4:9])
     assert train(plan, tmp_path, max_steps=3, resume=True).losses == undisturbed.losses[9:12]
+
+
+def test_a_host_without_the_checkpoints_knows_how_far_they_are(
+    plan: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same error after newer checkpoints is worth another start there too; without, it is not.
+
+    Each attempt takes the run to some steps, then fails on the second host.
+    """
+    place: dict[str, Any] = {"plan_folder": str(plan), "pin": False}
+    there = RunConfig(run_folder=str(tmp_path / "host1"), **place)
+    final = list[bool]()
+    for attempt, steps in enumerate((4, 9, 9)):
+        monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", str(attempt))
+        heartbeat = Heartbeat()
+        here = RunConfig(
+            run_folder=str(tmp_path), epochs=EPOCHS, eval_every=0, max_steps=steps,
+            checkpoint_every_steps=INTERVAL, **place,
+        )  # fmt: skip
+        worker.run(here, heartbeat)
+        worker.record_end(there, ValueError("again"), heartbeat)
+        document = codec.parse((tmp_path / "host1" / ERRORS_FOLDER / "rank0.json").read_bytes())
+        final.append(document["final"])
+    assert final == [False, False, True]
 
 
 @pytest.mark.parametrize("jump", ["past", "future"])
