@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from gnnplan.planner.errors import SettingsError
 from gnnplan.planner.settings import check_values
 from gnnplan.runtime import codec
+from gnnplan.runtime.errors import GnnplanError
 from gnnplan.runtime.launch.config import (
     PLANS_FOLDER,
     RanksOffer,
@@ -149,6 +150,11 @@ def run_to(launch: Launcher, folder: Path, run: Path, *, target: float, epochs: 
     def watch(event: dict[str, Any]) -> None:
         if event.get("event") != "epoch":
             return
+        if event["val"] is None:
+            raise GnnplanError(
+                "--to-accuracy: expected a validation score after each epoch, found none: the "
+                "validation nodes have no known labels, or all the same; give the graph others"
+            )
         seconds.append(float(event["seconds"]))
         scores.append(float(event["val"]))
         if scores[-1] >= target:

@@ -7,6 +7,7 @@ published code lets rank 0 decide, which is the same where ranks are alike.
 
 import json
 import logging
+import math
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
@@ -40,7 +41,7 @@ from gnnplan.runtime.report import (
 from gnnplan.runtime.sampling.locality import FactorSchedule
 from gnnplan.runtime.sampling.registry import find_sampler, number, parameters_of
 from gnnplan.runtime.stages import Stage
-from gnnplan.runtime.train.evaluate import evaluate, evaluate_links
+from gnnplan.runtime.train.evaluate import Score, evaluate, evaluate_links
 from gnnplan.runtime.train.evaluation_room import choose_fanouts, evaluation_room
 from gnnplan.runtime.train.fullgraph import FullGraphEpochs
 from gnnplan.runtime.train.minibatch import TrainLoop, lend_buffers
@@ -336,7 +337,13 @@ class Job:
             )
         if not self.has_cut_pieces:
             self._say_cut_pieces(score.note)
-        return score.value, score.count
+        if not math.isnan(score.value):
+            return score.value, score.count
+        line = _say_unscored(where.rpartition(", ")[2], score, len(ids))
+        if line not in self.notes:
+            self.notes.append(line)
+            self.events.emit("warning", line=line)
+        return None, score.count
 
     def _say_cut_pieces(self, note: str) -> None:
         """Note what the first rank that found too little room in an evaluation says. Collective."""
@@ -427,3 +434,11 @@ class Job:
             cores=self.cores,
             spans=self.loop.meter.spans(skip_steps=skip),
         )
+
+
+def _say_unscored(what: str, score: Score, num_ids: int) -> str:
+    """Say why a split (validation, test) has no score."""
+    found = f"{score.metric} is not defined where all known labels are alike"
+    if score.count == 0:
+        found = "none of them has a known label"
+    return f"{what} has no score: of {num_ids:,} nodes or links, {found}"

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from gnnplan.runtime import worker
 from gnnplan.runtime.errors import GnnplanError, InputError, PlanError
-from gnnplan.runtime.graph.dataset import Graph
+from gnnplan.runtime.graph.dataset import Graph, write_graph
 from gnnplan.runtime.launch.config import RunConfig
 from gnnplan.runtime.plan.io import load_plan, save_plan
 from gnnplan.runtime.report import TRACED_STEPS, RunReport, load_report
@@ -155,6 +155,37 @@ def test_the_report_holds_what_the_run_did(
     assert report.epochs[-1].val is not None
     assert report.test_score is not None
     assert report.test_score > 0.5  # 5 balanced classes: chance is 0.2
+
+
+def test_splits_without_a_score_cost_no_training_and_are_named_once(
+    tmp_path: Path, run_folder: Path
+) -> None:
+    """Of one no label is known, as of tests that others keep; the other has one kind of label."""
+    graph = write_graph(
+        tmp_path / "graph",
+        name="hidden",
+        indptr=np.arange(31),
+        indices=np.roll(np.arange(30, dtype=np.int32), 1),
+        x=np.random.default_rng(0).standard_normal((30, 3)).astype(np.float32),
+        y=np.array([0, 1] * 10 + [1] * 5 + [-1] * 5),
+        train_idx=np.arange(20),
+        val_idx=np.arange(20, 25),
+        test_idx=np.arange(25, 30),
+        task="binary",
+        num_classes=2,
+    )
+    make_plan(graph, tmp_path / "plan", batch_size=16)
+    report = train(tmp_path / "plan", run_folder, epochs=2, eval_every=1)
+    assert report == load_report(run_folder)
+    assert [epoch.val for epoch in report.epochs] == [None, None]
+    assert report.test_score is None
+    assert report.notes == [
+        "validation has no score: of 5 nodes or links, roc_auc is not defined where all known "
+        "labels are alike",
+        "test has no score: of 5 nodes or links, none of them has a known label",
+    ]
+    resumed = train(tmp_path / "plan", run_folder, epochs=3, eval_every=1, resume=True)
+    assert [epoch.epoch for epoch in resumed.epochs] == [0, 1, 2]
 
 
 def test_max_steps_is_kept(small_graph: Graph, tmp_path: Path, run_folder: Path) -> None:
