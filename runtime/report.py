@@ -251,9 +251,13 @@ def window_means(seconds: Sequence[float], stack: int) -> NDArray[np.float64]:
 
 
 def save_report(report: RunReport, folder: Path) -> Path:
-    """Write report.json into a folder, as a whole or not at all; return its path."""
-    path = Path(folder) / REPORT_FILE
-    codec.write_text_atomically(path, codec.dumps(report))
+    """Write report.json into a folder, as a whole or not at all; return its path.
+
+    One that is there already is left as it is.
+    """
+    path, text = Path(folder) / REPORT_FILE, codec.dumps(report)
+    if not path.is_file() or path.read_bytes() != text.encode():
+        codec.write_text_atomically(path, text)
     return path
 
 

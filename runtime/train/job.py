@@ -10,6 +10,7 @@ import logging
 import math
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from numpy.typing import NDArray
 
 from gnnplan.runtime.comm.collectives import Communicator
 from gnnplan.runtime.device import machine_facts
-from gnnplan.runtime.errors import GnnplanError, SamplerError
+from gnnplan.runtime.errors import GnnplanError, InputError, SamplerError
 from gnnplan.runtime.faults.heartbeat import Heartbeat, Phase
 from gnnplan.runtime.launch.config import RunConfig, end_trial
 from gnnplan.runtime.loader.loader import PlannedLoader
@@ -34,6 +35,7 @@ from gnnplan.runtime.report import (
     EpochReport,
     RankReport,
     RunReport,
+    load_report,
     measured_steps,
     save_report,
     typical_stages,
@@ -202,6 +204,8 @@ class Job:
     is_leaving: bool = False
     """Whether the run goes on under a plan on other ranks, which this process does not see."""
     test_score: float | None = None
+    finished: RunReport | None = None
+    """Report of a run that went on when nothing of it was left to do: it is kept."""
     disk_full: bool = False
     """Whether the last checkpoint found no room."""
     has_cut_pieces: bool = False
@@ -226,10 +230,38 @@ class Job:
                 if self._is_evaluated(self._open_epoch):
                     save(self)  # what the evaluation may end is not lost
                 self._end_epoch()
-        if self.config.eval_every and not self.is_leaving:
+        self.finished = self._find_finished()
+        tested = self.finished is not None and self.finished.test_score is not None
+        if self.config.eval_every and not self.is_leaving and not tested:
             self.heartbeat.begin(Phase.EVALUATING)
             where = f"epoch {self._open_epoch - 1}, test"
             self.test_score, _ = self._score(where, self.loader.graph.test_idx)
+
+    def _find_finished(self) -> RunReport | None:
+        """Read the report of a run that had ended before, and say so. Collective.
+
+        None where steps were taken, or where the report there is of another run or does not go
+        as far.
+        """
+        if self.losses or self.is_leaving:
+            return None
+        found = None
+        if self.loop.comm.rank == 0:
+            with suppress(InputError):
+                found = load_report(self.config.run_path)
+        found = self.loop.comm.broadcast_object(found)
+        if found is None or found.plan_id != self.plan.plan_id:
+            return None
+        known = {each.epoch: each for each in found.epochs}
+        ours = all(known.get(each.epoch) == each for each in self.epochs)
+        if not ours or max(known, default=-1) != self._open_epoch - 1:
+            return None
+        line = (
+            f"the run is finished: its {self._open_epoch} epochs are trained, and its report is "
+            "kept; more --epochs train on"
+        )
+        self.events.emit("warning", line=line)
+        return found
 
     @property
     def _open_epoch(self) -> int:
@@ -355,9 +387,24 @@ class Job:
 
     def finish(self) -> RunReport:
         """Gather every rank's figures; each host writes report.json, rank 0 also into the plan."""
-        ranks = self.loop.comm.all_gather_objects(self._rank_report())
+        report, tested = self.finished, self.test_score
+        if report is None:
+            report = self._report()
+        elif tested is not None:
+            report = replace(report, test_score=tested)
         if self.loop.comm.rank == 0 and not self.is_leaving:
             end_trial(self.config.run_path)  # no rank has ended under it
+        hosts = [device.host for device in self.plan.strategy.devices]
+        if self.loop.comm.rank == hosts.index(hosts[self.loop.comm.rank]):
+            self._save_report(report)
+        if not self.is_leaving:
+            steps = report.step_seconds.median
+            self.events.emit("end", test=report.test_score, step_seconds=steps)
+        return report
+
+    def _report(self) -> RunReport:
+        """Make the report of this process's steps. Collective."""
+        ranks = self.loop.comm.all_gather_objects(self._rank_report())
         meter = self.loop.meter
         seconds = meter.seconds(STEP)
         steps = measured_steps(seconds)
@@ -365,7 +412,7 @@ class Job:
             str(name): meter.seconds(name, skip_steps=steps.discarded)[:MAX_STEP_SAMPLES]
             for name in meter.stages(skip_steps=steps.discarded)
         }
-        report = RunReport(
+        return RunReport(
             plan_id=self.plan.plan_id,
             versions={"gnnplan": self.plan.version, **machine_facts()["versions"]},
             num_ranks=self.loop.comm.size,
@@ -385,12 +432,6 @@ class Job:
             plans=[] if self.trials is None else self.trials.uses(),
             overflowed_steps=self.loop.overflowed,
         )
-        hosts = [device.host for device in self.plan.strategy.devices]
-        if self.loop.comm.rank == hosts.index(hosts[self.loop.comm.rank]):
-            self._save_report(report)
-        if not self.is_leaving:
-            self.events.emit("end", test=self.test_score, step_seconds=steps.median)
-        return report
 
     def close(self) -> None:
         """Close the loop, and the loader unless a plan on trial has left none."""

@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch.nn import functional
 
-from gnnplan.runtime import worker
+from gnnplan.runtime import codec, worker
 from gnnplan.runtime.errors import GnnplanError, InputError, PlanError
 from gnnplan.runtime.graph.dataset import Graph, write_graph
 from gnnplan.runtime.launch.config import RunConfig
 from gnnplan.runtime.plan.io import load_plan, save_plan
-from gnnplan.runtime.report import TRACED_STEPS, RunReport, load_report
+from gnnplan.runtime.report import REPORT_FILE, TRACED_STEPS, RunReport, load_report
 from gnnplan.runtime.train.evaluate import Score, evaluate
 from gnnplan.runtime.train.recovery import list_checkpoints, newest_name
 from tests.support.plans import make_plan
@@ -155,6 +155,48 @@ def test_the_report_holds_what_the_run_did(
     assert report.epochs[-1].val is not None
     assert report.test_score is not None
     assert report.test_score > 0.5  # 5 balanced classes: chance is 0.2
+
+
+def test_a_finished_run_that_goes_on_says_so_and_keeps_its_report(
+    small_graph: Graph, tmp_path: Path, run_folder: Path
+) -> None:
+    plan = tmp_path / "plan"
+    make_plan(small_graph, plan, batch_size=64)
+    first = train(plan, run_folder, epochs=2)
+    files = [folder / REPORT_FILE for folder in (run_folder, plan)]
+    before = [(file.read_bytes(), file.stat().st_ino) for file in files]
+    assert train(plan, run_folder, epochs=2, resume=True) == first
+    assert [(file.read_bytes(), file.stat().st_ino) for file in files] == before
+    said = (run_folder / "events.jsonl").read_text()
+    assert said.count("the run is finished: its 2 epochs are trained, and its report is kept") == 1
+    files[1].unlink()
+    tested = train(plan, run_folder, epochs=1, eval_every=1, resume=True)
+    assert tested.test_score is not None
+    assert replace(first, test_score=tested.test_score) == tested == load_report(plan)
+    more = train(plan, run_folder, epochs=3, resume=True)
+    assert (more.first_step, len(more.losses)) == (10, 5)
+
+
+def test_the_report_of_an_earlier_run_is_not_taken_for_that_of_a_finished_one(
+    small_graph: Graph, tmp_path: Path, run_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second run trains the same, but finds no room for its report."""
+    plan = tmp_path / "plan"
+    make_plan(small_graph, plan, batch_size=64)
+    first = train(plan, run_folder, epochs=2)
+
+    def full(path: Path, text: str) -> None:
+        raise OSError(28, "No space left on device", str(path), text[:0])
+
+    with monkeypatch.context() as patch:
+        patch.setattr(codec, "write_text_atomically", full)
+        with pytest.raises(GnnplanError, match="the report cannot be written"):
+            train(plan, run_folder, epochs=2)
+    assert load_report(run_folder) == first
+    second = train(plan, run_folder, epochs=2, resume=True)
+    assert second.losses == []
+    assert [e.loss for e in second.epochs] == [e.loss for e in first.epochs]
+    assert [e.seconds for e in second.epochs] != [e.seconds for e in first.epochs]
 
 
 def test_splits_without_a_score_cost_no_training_and_are_named_once(
