@@ -174,6 +174,8 @@ class RunReport:
 
     The wait of ranks for each other shows in it. Reports of earlier versions lack it.
     """
+    forced: list[str] = field(default_factory=list[str], metadata=codec.UNLESS_SET)
+    """How graph and machine differed from the plan's, where the run was forced all the same."""
     overflowed_steps: int = field(default=0, metadata=codec.UNLESS_SET)
     """Steps of a captured plan whose batch did not fit its shapes, taken kernel by kernel."""
     plans: list[PlanUse] = field(default_factory=list[PlanUse], metadata=codec.UNLESS_SET)

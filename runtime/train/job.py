@@ -181,6 +181,8 @@ class Job:
     events: Events
     cores: list[int]
     notes: list[str] = field(default_factory=list[str])
+    forced: list[str] = field(default_factory=list[str])
+    """How this host's graph and machine differ from the plan's."""
     before: HostState = field(default_factory=host_state)
     epochs: list[EpochReport] = field(default_factory=list[EpochReport])
     first_epoch: int = 0
@@ -427,11 +429,17 @@ class Job:
             test_score=self.test_score,
             noise=noise_between(self.before, host_state()),
             notes=self.notes,
+            forced=self._all_forced(),
             emulated=self.plan.strategy.emulated,
             stages=typical_stages(self.loop.comm.all_gather_objects(samples)),
             plans=[] if self.trials is None else self.trials.uses(),
             overflowed_steps=self.loop.overflowed,
         )
+
+    def _all_forced(self) -> list[str]:
+        """List how graphs and machines of all hosts differ from the plan's. Collective."""
+        told = self.loop.comm.all_gather_objects(self.forced)
+        return list(dict.fromkeys(line for lines in told for line in lines))
 
     def close(self) -> None:
         """Close the loop, and the loader unless a plan on trial has left none."""

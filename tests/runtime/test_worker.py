@@ -259,6 +259,10 @@ def test_another_graph_or_machine_is_refused_unless_forced(
         train(tmp_path / "plan", run_folder)
     report = train(tmp_path / "plan", run_folder, force=True)
     assert any(f"the {what} the plan was made for" in note for note in report.notes)
+    (line,) = load_report(run_folder).forced
+    assert f"expected the {what} the plan was made for" in line
+    make_plan(small_graph, tmp_path / "plan")
+    assert train(tmp_path / "plan", run_folder, force=True).forced == []
 
 
 def test_an_evaluation_that_lacks_room_is_said_once(
