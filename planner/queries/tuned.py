@@ -1,5 +1,6 @@
 """Define what tuning is asked for, what it finds, and what decides; imports nothing heavy."""
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from gnnplan.runtime.launch.config import (
     Trials,
     check_alike,
     read_offer,
+    read_trials,
     write_offer,
 )
 from gnnplan.runtime.plan.io import load_plan
@@ -213,8 +215,9 @@ def offer_ranks(out: Path, kept: dict[str, Any], epochs: int) -> str:
     """Offer a run the plan on another number of ranks that promises to end it sooner (DEC-186).
 
     Candidates are priced again with what the kept plan's stages took. The best is offered if it is
-    faster than the measured step by more than its interval, and saves more seconds over the epochs
-    that are left than two starts take. A number of ranks that the user gave stays.
+    faster than the measured step by more than its interval, saves more seconds over the epochs that
+    are left than two starts take, and can have its turn in them. A number of ranks that the user
+    gave stays.
 
     Args:
         out: plan folder, with the plan that its run keeps.
@@ -239,13 +242,16 @@ def offer_ranks(out: Path, kept: dict[str, Any], epochs: int) -> str:
     left = steps * (epochs - int(kept["step"]) // steps - 1)
     factors = {name: record.factors.get(name, 1.0) * r for name, r in ratios.items()}
     record = replace(record, factors=record.factors | factors)
+    trials = read_trials(out / "run")
+    turn = 0 if trials is None else trials.steps_elsewhere(len(seconds))
     for candidate, made in _on_other_ranks(plan, record, ratios, now):
-        if not promises(made.plan, plan, now, left, measured=bool(ratios)):
+        least = steps_to_pay(made.plan, plan, now, measured=bool(ratios))
+        if left <= max(least, turn):
             continue
         place = (out / "run" / PLANS_FOLDER / OTHER_FOLDER).resolve()
         found = write_draft(made, place)
         check_alike([plan, found], any_ranks=True)
-        write_offer(out / "run", RanksOffer(folder=str(place)))
+        write_offer(out / "run", RanksOffer(folder=str(place), least_steps=int(least)))
         step = found.prediction.step_seconds.value
         return (
             f"{name_of(candidate)} promises {step * 1e3:.3g} ms per step instead of "
@@ -271,15 +277,16 @@ def measured_ratios(plan: Plan, stages: Mapping[str, float]) -> dict[str, float]
     }
 
 
-def promises(made: Plan, plan: Plan, now: float, steps: int, *, measured: bool) -> bool:
-    """Tell whether a plan is sure to save more in so many steps than two starts of ranks take.
+def steps_to_pay(made: Plan, plan: Plan, now: float, *, measured: bool) -> float:
+    """Return the steps in which a plan saves as much as two starts of ranks take.
 
-    `now` are the measured seconds of a step under `plan`; `measured` says whether stages were.
+    Infinite where it is not sure to save. `now` are the measured seconds of a step under `plan`;
+    `measured` says whether stages were.
     """
     step = made.prediction.step_seconds
     high = min(step.high, step.value * (1 + TRANSFERRED)) if measured else step.high
     starts = made.prediction.startup_seconds + plan.prediction.startup_seconds
-    return high < now and (now - step.value) * steps > starts
+    return starts / (now - step.value) if high < now else math.inf
 
 
 def _on_other_ranks(

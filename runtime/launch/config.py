@@ -4,7 +4,7 @@ The plan says *how* to train; this holds only what may differ between two runs o
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -177,6 +177,12 @@ class Trials:
 
         return len(self.turns) * (self.warmup + self.steps) + max(0, WARMUP_STEPS - self.warmup)
 
+    def steps_elsewhere(self, counted: int) -> int:
+        """Return the steps of a turn on other ranks, of which so many count: it follows a start."""
+        from gnnplan.runtime.report import WARMUP_STEPS
+
+        return max(self.warmup, WARMUP_STEPS) + counted
+
 
 def read_trials(run_folder: Path) -> Trials | None:
     """Read the trials of a run; None where it has one plan."""
@@ -204,6 +210,8 @@ class RanksOffer:
     """Folder of the plan that the run leaves for it, or goes back to; empty until it is tried."""
     in_use: bool = False
     """Whether the run goes on under that plan."""
+    least_steps: int = field(default=0, metadata=codec.UNLESS_SET)
+    """Fewest steps to the run's end in which it is sure to save more than its starts take."""
 
     def folder_in_use(self, first: Path) -> Path:
         """Return the plan folder that a run goes on under; `first` where it never changed."""
@@ -232,7 +240,7 @@ def end_trial(run_folder: Path) -> None:
     """Leave no plan on trial in a run's folder; one on other ranks is as it was when offered."""
     offer, tried = read_offer(run_folder), plan_on_trial(run_folder)
     if offer is not None and offer.in_use and tried == Path(offer.folder):
-        write_offer(run_folder, RanksOffer(folder=offer.folder))
+        write_offer(run_folder, replace(offer, folder_before="", in_use=False))
     (run_folder / TRIAL_MARK).unlink(missing_ok=True)
 
 

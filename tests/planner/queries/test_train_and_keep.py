@@ -36,7 +36,7 @@ from gnnplan.runtime import codec
 from gnnplan.runtime.device import machine_fingerprint
 from gnnplan.runtime.errors import InputError
 from gnnplan.runtime.graph.dataset import Graph
-from gnnplan.runtime.launch.config import TRIALS_FILE, Trials, check_alike, read_offer
+from gnnplan.runtime.launch.config import OFFER_FILE, TRIALS_FILE, Trials, check_alike, read_offer
 from gnnplan.runtime.launch.launch import train
 from gnnplan.runtime.plan.io import load_plan
 from gnnplan.runtime.plan.schema import Plan
@@ -295,6 +295,26 @@ def test_another_number_of_ranks_is_offered_where_it_promises_enough(answered: P
         check_alike([plan, other])
     assert offer.folder_in_use(answered) == answered
     assert offer_ranks(answered, measured(plan, 5.0), 10**6) == ""  # once
+
+
+def test_another_number_of_ranks_is_offered_for_as_long_as_it_pays(answered: Path) -> None:
+    """Its turn is 30 steps, of which the run must have more; and enough to pay for two starts."""
+    plan = load_plan(answered)
+    steps, taken = plan.prediction.steps_per_epoch, measured(plan, 5.0)
+    first = taken["step"] // steps + 1  # epochs at whose end it could be tried
+    offer_ranks(answered, taken, 10**6)
+    offer = read_offer(answered / "run")
+    assert offer is not None
+    other = load_plan(Path(offer.folder))
+    saved = 5.0 * plan.prediction.step_seconds.value - other.prediction.step_seconds.value
+    starts = plan.prediction.startup_seconds + other.prediction.startup_seconds
+    assert offer.least_steps == int(starts / saved)
+    (answered / "run" / OFFER_FILE).unlink()
+    assert offer_ranks(answered, taken, first + offer.least_steps // steps) == ""
+    written(answered)
+    slow = measured(plan, 1e6)  # any step pays
+    assert offer_ranks(answered, slow, first + 30 // steps) == ""
+    assert offer_ranks(answered, slow, first + 30 // steps + 1) != ""
 
 
 def test_a_stack_of_batches_is_left_by_its_mean_step(answered: Path) -> None:

@@ -121,6 +121,24 @@ def test_a_plan_on_other_ranks_is_not_tried_where_its_turn_would_not_end(
     assert legs == [str(plans[0])]
 
 
+@pytest.mark.parametrize("least", [24, 25])
+def test_a_plan_on_other_ranks_is_left_where_its_starts_would_not_pay_any_more(
+    plans: list[Path], unswitched: RunReport, tmp_path: Path, legs: list[str], least: int
+) -> None:
+    """Of eight epochs 25 steps are left when it could be tried; what it needs is not forgotten."""
+    run = tmp_path / "run"
+    write_trials(run, [plans[0]], [0])
+    offer = RanksOffer(folder=str(plans[1]), least_steps=least)
+    write_offer(run, offer)
+    report = launch_here(plans[0], run, resume=True)
+    assert legs[:2] == [str(plan) for plan in plans[: 26 - least]]
+    assert report.losses == unswitched.losses[STEPS - len(report.losses) :]
+    found = read_offer(run)
+    assert found is not None
+    assert found.least_steps == least
+    assert (found == offer) == (least == 25)
+
+
 def test_a_plan_on_trial_when_the_user_stops_is_tried_when_the_run_resumes(
     plans: list[Path], unswitched: RunReport, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     legs: list[str],
