@@ -11,6 +11,7 @@ and ranks without parents.
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -33,7 +34,7 @@ from gnnplan.runtime.faults.failure import (
     failure_of,
     plan_on_trial,
 )
-from gnnplan.runtime.folders import hold, sweep_segments
+from gnnplan.runtime.folders import hold, sweep_segments, sweep_temporary
 from gnnplan.runtime.identity import check_identity
 from gnnplan.runtime.launch.config import (
     OFFER_FILE,
@@ -58,7 +59,7 @@ from gnnplan.runtime.limits import check_limit, memory_group
 from gnnplan.runtime.plan.io import load_plan
 from gnnplan.runtime.plan.schema import Plan
 from gnnplan.runtime.process import with_huge_pages
-from gnnplan.runtime.report import RunReport, load_report
+from gnnplan.runtime.report import REPORT_FILE, RunReport, load_report
 from gnnplan.runtime.train.evaluation_room import check_eval_fanouts
 from gnnplan.runtime.train.recovery import CHECKPOINTS, set_aside
 
@@ -398,6 +399,9 @@ def prepare_run(run_path: Path, config: RunConfig, trials: Trials | None = None)
         check_alike([load_plan(Path(each)) for each in trials.plans])
     _make_folder(run_path)
     clear_failures(run_path)
+    names = (CONFIG_FILE, TRIALS_FILE, TRIAL_MARK, OFFER_FILE, REPORT_FILE)
+    sweep_temporary(run_path, "|".join(map(re.escape, names)))
+    sweep_temporary(run_path / ERRORS_FOLDER, ".*")
     if not config.resume:
         # Before anything starts: a rank that fails early must not be restarted from these.
         set_aside(run_path / CHECKPOINTS)

@@ -29,6 +29,7 @@ from gnnplan.runtime import codec
 from gnnplan.runtime.errors import InputError, PlanError
 from gnnplan.runtime.faults.failure import attempt_line, ended_elsewhere
 from gnnplan.runtime.faults.heartbeat import Phase, attempt
+from gnnplan.runtime.folders import sweep_temporary
 from gnnplan.runtime.graph.format import one_line
 from gnnplan.runtime.report import EpochReport
 
@@ -189,15 +190,20 @@ def read_epochs(folder: Path, mark: Mark) -> list[EpochReport]:
 
 
 def begin(job: "Job") -> None:
-    """Resume a job where that is asked for, or where it was started again."""
-    restarts = attempt()
+    """Resume a job where that is asked for, or where it was started again.
+
+    What killed ranks have left of checkpoints goes first: their writer alone is alive now.
+    """
+    restarts, folder = attempt(), job.config.run_path / CHECKPOINTS
+    if job.loop.comm.rank == 0:
+        sweep_temporary(folder, _NAME.pattern)
     if restarts:
         job.notes.append(f"restart {restarts}: {_why_ended(job, restarts - 1)}")
         job.events.emit("restart", line=job.notes[-1])
     if job.config.resume or restarts:
         resume(job)
     elif job.loop.comm.rank == 0:
-        aside = set_aside(job.config.run_path / CHECKPOINTS)
+        aside = set_aside(folder)
         if aside is not None:
             job.notes.append(f"checkpoints of an earlier run are in {aside}")
 

@@ -15,9 +15,10 @@ from gnnplan.runtime.errors import GnnplanError
 from gnnplan.runtime.faults.failure import ERRORS_FOLDER
 from gnnplan.runtime.faults.heartbeat import Heartbeat
 from gnnplan.runtime.graph.dataset import Graph
+from gnnplan.runtime.launch import launch
 from gnnplan.runtime.launch.config import RunConfig
 from gnnplan.runtime.report import RunReport
-from gnnplan.runtime.train.recovery import EPOCHS_FILE, list_checkpoints
+from gnnplan.runtime.train.recovery import EPOCHS_FILE, list_checkpoints, save_checkpoint
 from tests.support.faults import EPOCHS, INTERVAL, SAVED, STEPS, plan_to_disturb
 
 
@@ -227,12 +228,36 @@ def test_events_survive_a_full_disk(tmp_path: Path) -> None:
     assert (tmp_path / "events.jsonl").read_text() == '{"event": "epoch", "epoch": 3}\n'
 
 
+@pytest.mark.parametrize("way", ["anew", "resumed", "started again"])
+def test_what_killed_ranks_left_of_checkpoints_is_swept(
+    plan: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    """One is as large as a checkpoint, and each kill amid a save would leave another."""
+    train(plan, tmp_path, max_steps=4)
+    folder = tmp_path / "checkpoints"
+    newest = list_checkpoints(folder)[-1]
+    left, mine = folder / f".{newest.name}.0123456789ab", folder / ".notes.0123456789ab"
+    for path in (left, mine):
+        path.write_bytes(newest.read_bytes()[:1000])
+    if way == "started again":
+        monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    train(plan, tmp_path, max_steps=7, resume=way == "resumed")
+    aside = tmp_path / "checkpoints.previous"
+    assert mine.is_file() or (aside / mine.name).is_file()
+    assert list(tmp_path.glob("*/.checkpoint-*")) == []
+
+
+def test_what_a_killed_launcher_left_of_a_runs_files_is_swept(tmp_path: Path) -> None:
+    names = ("run.json", "trials.json", "trying.json", "ranks.json", "report.json", "outcome.json")
+    for name in names:
+        (tmp_path / f".{name}.0123456789ab").write_text("{")
+    launch.prepare_run(tmp_path, RunConfig(plan_folder="p", run_folder=str(tmp_path)))
+    assert [path.name for path in tmp_path.glob(".*")] == [".outcome.json.0123456789ab"]
+
+
 @pytest.mark.parametrize("resume", [False, True])
 def test_checkpoints_are_set_aside_before_any_rank_starts(tmp_path: Path, resume: bool) -> None:
     """A rank that fails before its first step is restarted from nothing, not from an older run."""
-    from gnnplan.runtime.launch import launch
-    from gnnplan.runtime.train.recovery import save_checkpoint
-
     save_checkpoint(tmp_path / "checkpoints", 7, {"steps": 7}, keep=1)
     config = RunConfig(plan_folder="p", run_folder=str(tmp_path), resume=resume)
     launch.prepare_run(tmp_path, config)
