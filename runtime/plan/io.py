@@ -28,6 +28,7 @@ from gnnplan.runtime.folders import (
     Unfinished,
     flush,
     free_name,
+    hold,
     make_beside,
     sweep_unfinished,
     take_name,
@@ -101,7 +102,7 @@ def plan_in_making(folder: Path) -> Generator[Path]:
     in its place. What killed processes have left unfinished beside it is removed.
 
     Raises:
-        PlanError: the folder holds something else.
+        PlanError: the folder holds something else, or a training runs in it.
         OSError: it cannot be written or renamed.
     """
     refuse_foreign_folder(folder)
@@ -222,8 +223,15 @@ def _has_plan(folder: Path) -> bool:
     return (folder / PLAN_FILE).is_file()
 
 
+RUN_FOLDER = "run"
+"""Folder, within a plan's, of the run that trains under it."""
+
+
 def refuse_foreign_folder(folder: Path) -> None:
-    """Raise PlanError where an output folder holds something other than a plan."""
+    """Raise PlanError where an output folder holds no plan but something else, or is trained in.
+
+    A run whose plan's folder was exchanged would go on in the other plan's.
+    """
     if folder.is_file():
         raise PlanError(f"{folder}: expected a folder to write the plan to, found a file")
     if folder.is_dir() and any(folder.iterdir()) and not _has_plan(folder):
@@ -231,6 +239,14 @@ def refuse_foreign_folder(folder: Path) -> None:
             f"{folder}: expected an empty folder or an earlier plan, found other files; "
             "choose another output folder"
         )
+    if (folder / RUN_FOLDER).is_dir():
+        with hold(folder / RUN_FOLDER) as is_ours:
+            if not is_ours:
+                raise PlanError(
+                    f"{folder}: expected a plan that is not being trained, found a training that "
+                    f"runs in its folder {RUN_FOLDER}; wait for its end or end it, or choose "
+                    "another output folder"
+                )
 
 
 def load_plan(folder: Path, *, verify_arrays: bool = False) -> Plan:

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from gnnplan.planner.request import check_output
 from gnnplan.runtime import codec, folders
 from gnnplan.runtime.errors import PlanError
 from gnnplan.runtime.folders import Unfinished
@@ -25,6 +26,7 @@ from gnnplan.runtime.plan.io import (
     PLAN_FILE,
     load_array,
     load_plan,
+    refuse_foreign_folder,
     save_plan,
     with_identity,
 )
@@ -343,6 +345,19 @@ def test_what_a_killed_process_left_of_a_plan_is_removed_by_the_next(tmp_path: P
     with plan_io.plan_in_making(tmp_path / "q") as living:
         save_plan(example(), ARRAYS, tmp_path / "p")
         assert sorted(path.name for path in tmp_path.iterdir()) == sorted([living.name, "p"])
+
+
+def test_a_plan_in_whose_folder_a_training_runs_is_not_replaced(tmp_path: Path) -> None:
+    first = save_plan(example(), ARRAYS, tmp_path / "p")
+    (tmp_path / "p" / "run").mkdir()
+    with folders.hold(tmp_path / "p" / "run"):
+        for make in (refuse_foreign_folder, lambda p: save_plan(example(), {}, p), check_output):
+            with pytest.raises(PlanError, match=r"found a training that runs in its folder run; "):
+                make(tmp_path / "p")
+    assert [path.name for path in tmp_path.iterdir()] == ["p"]
+    assert load_plan(tmp_path / "p") == first
+    save_plan(replace(example(), version="1"), ARRAYS, tmp_path / "p")
+    assert load_plan(tmp_path / "p.previous") == first
 
 
 def copy_until(number: int, source: Path, out: Path, patch: pytest.MonkeyPatch) -> bool:
