@@ -50,14 +50,9 @@ from gnnplan.planner.settings import PlanSettings
 from gnnplan.planner.units import Progress, silent
 from gnnplan.runtime import codec
 from gnnplan.runtime.errors import GnnplanError, InputError
+from gnnplan.runtime.faults.failure import PLANS_FOLDER
 from gnnplan.runtime.identity import check_identity
-from gnnplan.runtime.launch.config import (
-    PLANS_FOLDER,
-    Trials,
-    check_alike,
-    read_offer,
-    read_trials,
-)
+from gnnplan.runtime.launch.config import Trials, check_alike, read_offer, read_trials
 from gnnplan.runtime.plan.io import copy_plan, load_plan, refuse_foreign_folder, save_plan
 from gnnplan.runtime.plan.schema import Plan
 from gnnplan.runtime.report import (

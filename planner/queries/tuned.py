@@ -11,8 +11,8 @@ from gnnplan.planner.errors import SettingsError
 from gnnplan.planner.settings import check_values
 from gnnplan.runtime import codec
 from gnnplan.runtime.errors import GnnplanError
+from gnnplan.runtime.faults.failure import PLANS_FOLDER
 from gnnplan.runtime.launch.config import (
-    PLANS_FOLDER,
     RanksOffer,
     Trials,
     check_alike,

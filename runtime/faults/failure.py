@@ -59,6 +59,8 @@ def last_error_of(log: Path, since: int = 0) -> str:
 ERRORS_FOLDER = "errors"
 LAUNCH_FAILURE = "launch.json"
 _WAITED = re.compile("[Tt]imed out|[Tt]imeout")
+PLANS_FOLDER = "plans"
+"""Folder, within a run's, of the plans that it tries."""
 TRIAL_MARK = "trying.json"
 """File in a run's folder that names the plan on trial, while there is one."""
 _CONSEQUENCES = ("gloo", "NCCL", "Connection closed by peer", "Connection reset", "Broken pipe")
@@ -136,9 +138,16 @@ def record_failure(
 def plan_on_trial(run_folder: Path) -> Path | None:
     """Return the folder of the plan that a run is trying; None where it tries none."""
     try:
-        return Path(codec.parse((run_folder / TRIAL_MARK).read_bytes())["folder"])
+        folder = str(codec.parse((run_folder / TRIAL_MARK).read_bytes())["folder"])
     except (OSError, ValueError, LookupError, TypeError):
         return None
+    return Path(place_plan(run_folder, folder))
+
+
+def place_plan(run_folder: Path, plan_folder: str) -> str:
+    """Return where a run's plan lies now: with the run, which may have been moved or copied."""
+    here = run_folder / PLANS_FOLDER / Path(plan_folder).name
+    return str(here if plan_folder and here.is_dir() else plan_folder)
 
 
 def clear_failures(run_folder: Path) -> None:

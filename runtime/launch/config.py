@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from gnnplan.runtime import codec
 from gnnplan.runtime.errors import InputError
-from gnnplan.runtime.faults.failure import TRIAL_MARK, plan_on_trial
+from gnnplan.runtime.faults.failure import TRIAL_MARK, place_plan, plan_on_trial
 from gnnplan.runtime.plan.check import find_fault
 from gnnplan.runtime.plan.schema import Plan
 from gnnplan.runtime.plan.setting import FANOUTS, Range, Setting
@@ -134,16 +134,6 @@ class RunConfig:
 
 TRIALS_FILE = "trials.json"
 """File in a run's folder that says under which plans it trains."""
-PLANS_FOLDER = "plans"
-"""Folder, within a run's, of the plans that it tries."""
-
-
-def _placed(run_folder: Path, plan_folder: str) -> str:
-    """Return where a run's plan lies now: with the run, which may have been moved or copied."""
-    here = run_folder / PLANS_FOLDER / Path(plan_folder).name
-    return str(here if plan_folder and here.is_dir() else plan_folder)
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trials:
     """Plans of one run, and the turns in which they are tried."""
@@ -193,7 +183,7 @@ def read_trials(run_folder: Path) -> Trials | None:
         found = codec.decode(Trials, codec.parse(path.read_bytes()))
     except (OSError, ValueError) as error:
         raise InputError(f"{path}: not a list of trials ({error}); remove it") from None
-    return replace(found, plans=[_placed(run_folder, each) for each in found.plans])
+    return replace(found, plans=[place_plan(run_folder, each) for each in found.plans])
 
 
 OFFER_FILE = "ranks.json"
@@ -227,8 +217,8 @@ def read_offer(run_folder: Path) -> RanksOffer | None:
         found = codec.decode(RanksOffer, codec.parse(path.read_bytes()))
     except (OSError, ValueError) as error:
         raise InputError(f"{path}: not an offer of a plan ({error}); remove it") from None
-    folder, before = (_placed(run_folder, each) for each in (found.folder, found.folder_before))
-    return replace(found, folder=folder, folder_before=before)
+    before = place_plan(run_folder, found.folder_before)
+    return replace(found, folder=place_plan(run_folder, found.folder), folder_before=before)
 
 
 def write_offer(run_folder: Path, offer: RanksOffer) -> None:

@@ -1,5 +1,6 @@
 """Runs that end, or are stopped, while a plan is on trial: what they go on under, and try."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -7,12 +8,19 @@ from typing import Any, Literal
 
 import pytest
 
-from gnnplan.runtime import worker
-from gnnplan.runtime.faults.failure import TRIAL_MARK
+from gnnplan.runtime import codec, worker
+from gnnplan.runtime.faults.failure import TRIAL_MARK, plan_on_trial
 from gnnplan.runtime.faults.heartbeat import Heartbeat
 from gnnplan.runtime.graph.dataset import Graph
 from gnnplan.runtime.launch import launch
-from gnnplan.runtime.launch.config import RanksOffer, RunConfig, Trials, read_offer, write_offer
+from gnnplan.runtime.launch.config import (
+    RanksOffer,
+    RunConfig,
+    Trials,
+    end_trial,
+    read_offer,
+    write_offer,
+)
 from gnnplan.runtime.plan.io import copy_plan, load_plan
 from gnnplan.runtime.report import RunReport
 from gnnplan.runtime.train import trials as trials_module
@@ -203,6 +211,10 @@ def test_a_run_that_was_moved_with_its_plans_goes_on_under_them(
     assert read_offer(run) == RanksOffer(
         folder=str(moved[1]), folder_before=str(moved[0]), in_use=True
     )
+    codec.write_text_atomically(run / TRIAL_MARK, json.dumps({"folder": str(own[1])}))
+    assert plan_on_trial(run) == moved[1]
+    end_trial(run)  # the mark names the plan that was offered
+    assert read_offer(run) == RanksOffer(folder=str(moved[1]))
 
 
 def test_a_new_launcher_is_told_what_the_run_keeps(
