@@ -12,6 +12,7 @@ and ranks without parents.
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -29,6 +30,7 @@ from gnnplan.runtime.errors import GnnplanError, InputError
 from gnnplan.runtime.faults.failure import (
     ERRORS_FOLDER,
     LAUNCH_FAILURE,
+    PLANS_FOLDER,
     TRIAL_MARK,
     clear_failures,
     failure_of,
@@ -394,7 +396,10 @@ def _make_folder(run_path: Path) -> None:
 
 
 def prepare_run(run_path: Path, config: RunConfig, trials: Trials | None = None) -> None:
-    """Make a run's folder and files, without an earlier run's failures, checkpoints and trials."""
+    """Make a run's folder and files, without an earlier run's failures, checkpoints and trials.
+
+    An earlier run's plans go too, unless it is that run which goes on.
+    """
     if trials is not None:
         check_alike([load_plan(Path(each)) for each in trials.plans])
     _make_folder(run_path)
@@ -407,6 +412,11 @@ def prepare_run(run_path: Path, config: RunConfig, trials: Trials | None = None)
         set_aside(run_path / CHECKPOINTS)
         for name in (TRIALS_FILE, TRIAL_MARK, OFFER_FILE):
             (run_path / name).unlink(missing_ok=True)
+        named = [config.plan_folder, *([] if trials is None else trials.plans)]
+        ours = [Path(each).resolve() for each in named]
+        for folder in (run_path / PLANS_FOLDER).glob("*"):
+            if folder.resolve() not in ours:
+                shutil.rmtree(folder, ignore_errors=True)
         if trials is not None:
             codec.write_text_atomically(run_path / TRIALS_FILE, codec.dumps(trials))
     (run_path / EVENTS_FILE).write_text("")

@@ -36,8 +36,15 @@ from gnnplan.runtime import codec
 from gnnplan.runtime.device import machine_fingerprint
 from gnnplan.runtime.errors import InputError
 from gnnplan.runtime.graph.dataset import Graph
-from gnnplan.runtime.launch.config import OFFER_FILE, TRIALS_FILE, Trials, check_alike, read_offer
-from gnnplan.runtime.launch.launch import train
+from gnnplan.runtime.launch.config import (
+    OFFER_FILE,
+    TRIALS_FILE,
+    RunConfig,
+    Trials,
+    check_alike,
+    read_offer,
+)
+from gnnplan.runtime.launch.launch import prepare_run, train
 from gnnplan.runtime.plan.io import load_plan
 from gnnplan.runtime.plan.schema import Plan
 from gnnplan.runtime.report import RunReport, load_report, measured_steps
@@ -78,6 +85,22 @@ def test_candidates_that_train_the_same_are_written_with_turns_forth_and_back(
     assert made.turns == [*numbers, *reversed(numbers)]
     for plan in plans:
         assert load_record(plan).settings == SETTINGS
+
+
+def test_an_earlier_runs_plans_stay_until_another_run_begins(folder: Path) -> None:
+    """Who stops the other one before that can go on with the earlier one."""
+    before, after = written(folder), plan_trials(folder, ENOUGH)
+    assert isinstance(after, Trials)
+    assert not set(before.plans) & set(after.plans)
+    assert [load_plan(Path(each)) for each in before.plans] == [
+        load_plan(Path(each)) for each in after.plans
+    ]
+    run = folder / "run"
+    config = RunConfig(plan_folder=after.plans[0], run_folder=str(run))
+    prepare_run(run, replace(config, resume=True))
+    assert len(list((run / "plans").iterdir())) == len(before.plans) + len(after.plans)
+    prepare_run(run, config, after)
+    assert {str(each) for each in (run / "plans").iterdir()} == set(after.plans)
 
 
 @pytest.mark.parametrize(("epochs", "turns"), [(600, 2), (200, 1)])
