@@ -47,7 +47,15 @@ def list_checkpoints(folder: Path) -> list[Path]:
     if not folder.is_dir():
         return []
     found = [path for path in folder.iterdir() if _NAME.fullmatch(path.name)]
-    return sorted(found, key=lambda path: (path.name[:21], path.stat().st_mtime))
+    return sorted(found, key=_order)
+
+
+def _order(path: Path) -> tuple[str, float]:
+    """Return a checkpoint's step and time; rank 0 may have removed it meanwhile."""
+    try:
+        return path.name[:21], path.stat().st_mtime
+    except FileNotFoundError:
+        return path.name[:21], 0.0
 
 
 def newest_name(folder: Path) -> str:
