@@ -272,7 +272,7 @@ def train(
         **options,
     )
     if resume:
-        _go_back(run_path)
+        _go_back(run_path, patience_seconds=END_PATIENCE_SECONDS)
         config = _at(config, read_offer(run_path))
     report: RunReport | None = None
     while True:
@@ -287,8 +287,9 @@ def train(
             if progress is not None:
                 progress({"event": "warning", "line": f"the plan before goes on: {error}"})
         except KeyboardInterrupt:  # which says nothing against a plan on trial
-            with suppress(OSError, GnnplanError):
-                end_trial(run_path)
+            with suppress(OSError, GnnplanError), hold(run_path) as is_ours:
+                if is_ours:
+                    end_trial(run_path)
             raise
         after = _at(config, read_offer(run_path))
         if report is not None and after.plan_folder == config.plan_folder:
@@ -303,12 +304,18 @@ def _at(config: RunConfig, offer: RanksOffer | None) -> RunConfig:
     return replace(config, plan_folder=str(offer.folder_in_use(Path(config.plan_folder))))
 
 
-def _go_back(run_path: Path) -> bool:
-    """Return to the plan before where a run ended while it tried other ranks; tell whether."""
-    offer, tried = read_offer(run_path), plan_on_trial(run_path)
-    if offer is None or not offer.in_use or tried != Path(offer.folder):
+def _go_back(run_path: Path, *, patience_seconds: float = 0.0) -> bool:
+    """Return to the plan before where a run ended while it tried other ranks; tell whether.
+
+    A run that another training has in hand stays as it is; that one has so long to end.
+    """
+    if not run_path.is_dir():
         return False
-    write_offer(run_path, replace(offer, in_use=False))
+    with hold(run_path, patience_seconds=patience_seconds) as is_ours:
+        offer, tried = read_offer(run_path), plan_on_trial(run_path)
+        if not is_ours or offer is None or not offer.in_use or tried != Path(offer.folder):
+            return False
+        write_offer(run_path, replace(offer, in_use=False))
     return True
 
 

@@ -9,8 +9,10 @@ from typing import Any, Literal
 import pytest
 
 from gnnplan.runtime import codec, worker
+from gnnplan.runtime.errors import InputError
 from gnnplan.runtime.faults.failure import TRIAL_MARK, plan_on_trial
 from gnnplan.runtime.faults.heartbeat import Heartbeat
+from gnnplan.runtime.folders import hold
 from gnnplan.runtime.graph.dataset import Graph
 from gnnplan.runtime.launch import launch
 from gnnplan.runtime.launch.config import (
@@ -215,6 +217,32 @@ def test_a_run_that_was_moved_with_its_plans_goes_on_under_them(
     assert plan_on_trial(run) == moved[1]
     end_trial(run)  # the mark names the plan that was offered
     assert read_offer(run) == RanksOffer(folder=str(moved[1]))
+
+
+def test_a_training_that_is_refused_a_runs_folder_leaves_that_run_where_it_is(
+    plans: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That run trains on other ranks meanwhile, and is to keep them, interrupted or not."""
+    monkeypatch.setattr(launch, "END_PATIENCE_SECONDS", 0.2)
+    run = tmp_path / "run"
+    write_trials(run, plans[:1], [0])
+    offer = RanksOffer(folder=str(plans[1]), folder_before=str(plans[0]), in_use=True)
+    write_offer(run, offer)
+    codec.write_text_atomically(run / TRIAL_MARK, json.dumps({"folder": str(plans[1])}))
+    with hold(run):
+        with pytest.raises(InputError, match="expected no other training in this folder"):
+            launch_here(plans[0], run, resume=True)
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(launch, "prepare_run", lambda *_: pytest.fail("it begins"))
+            patch.setattr(launch, "alone_in", interrupted)
+            launch_here(plans[0], run, resume=True)
+    assert read_offer(run) == offer
+    assert plan_on_trial(run) == plans[1]
+
+
+def interrupted(_: Path) -> Any:
+    """As Ctrl-C while a training waits for the one before it to end."""
+    raise KeyboardInterrupt
 
 
 def test_a_new_launcher_is_told_what_the_run_keeps(
