@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
@@ -325,6 +326,9 @@ def train_and_keep(
 ) -> "RunReport":
     """Train from a plan's folder, and leave the fastest plan and the report in it.
 
+    A plan that cannot be put there, as on a full disk, ends no training: it is put there at the
+    end, or when the run goes on.
+
     Args:
         out: plan folder; the run is in it.
         trials: plans to try; None trains under the folder's plan, or resumes the run's own trials.
@@ -336,15 +340,28 @@ def train_and_keep(
     from gnnplan.runtime.launch.launch import train
     from gnnplan.runtime.report import save_report
 
+    waiting = list[dict[str, Any]]()
+
+    def keep(event: dict[str, Any]) -> None:
+        waiting[:] = [event]
+        say(kept_line(keep_plan(out, event), int(event["step"])))
+        waiting.clear()
+
     def watch(event: dict[str, Any]) -> None:
         if event.get("event") == "kept" and not (event.get("again") and has_kept(out, event)):
-            say(kept_line(keep_plan(out, event), int(event["step"])))
-            if line := _offer_line(out, event, int(options["epochs"])):
-                say(line)
+            try:
+                keep(event)
+            except (OSError, GnnplanError) as error:
+                say(f"the kept plan is not in {out} yet ({error}); training goes on under it")
+            else:
+                if line := _offer_line(out, event, int(options["epochs"])):
+                    say(line)
         progress(event)
 
     folder = out if trials is None else Path(trials.plans[0])
     report = train(folder, run_folder=out / "run", trials=trials, progress=watch, **options)
+    for event in list(waiting):
+        keep(event)
     save_report(report, out)
     return report
 
@@ -355,9 +372,9 @@ def has_kept(out: Path, kept: dict[str, Any]) -> bool:
 
     try:
         tuned = codec.parse((out / TUNE_FILE).read_bytes())["plan_id"]
-    except (OSError, ValueError, LookupError, TypeError):
+        return tuned == kept["plans"][int(kept["kept"])] == load_plan(out).plan_id
+    except (OSError, ValueError, LookupError, TypeError, GnnplanError):
         return False
-    return tuned == kept["plans"][int(kept["kept"])] == load_plan(out).plan_id
 
 
 def _offer_line(out: Path, kept: dict[str, Any], epochs: int) -> str:
@@ -421,7 +438,8 @@ def train_dataset(
             )
     # A busy machine teaches nothing, as in `calibrate.refit`.
     if machine is None and not report.noise.overloaded and load_plan(out).prediction.estimated:
-        learn_rates_once()
+        with suppress(OSError):  # the training has ended well
+            learn_rates_once()
     return report
 
 

@@ -17,7 +17,7 @@ from gnnplan.planner.probe import computing
 from gnnplan.planner.probe.presets import machine_at_once
 from gnnplan.planner.probe.timing import Patience
 from gnnplan.planner.profile.cache import load_record, save_record
-from gnnplan.planner.queries import tuned
+from gnnplan.planner.queries import tune as tune_module, tuned
 from gnnplan.planner.queries.calibrate import load_calibration
 from gnnplan.planner.queries.explain import ELSEWHERE, explain, render
 from gnnplan.planner.queries.rivals import load_runners_up
@@ -242,6 +242,38 @@ def test_a_run_that_goes_on_leaves_the_plan_that_an_ended_launcher_did_not(
     assert load_plan(folder).plan_id == ids[1] == report.plan_id
     assert json.loads((folder / TUNE_FILE).read_text())["plan_id"] == ids[1]
     assert [line[:21] for line in said] == ["after 155 steps: kept"]
+
+
+def test_a_kept_plan_that_finds_no_room_in_its_folder_ends_no_training(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is put there at the end, when room was made."""
+    made, said, seen = written(folder), list[str](), list[str]()
+    ids = [load_plan(Path(each)).plan_id for each in made.plans]
+    copy, is_full = tune_module.copy_plan, True
+
+    def copy_plan(source: Path, target: Path) -> Plan:
+        if is_full:
+            raise OSError(28, "No space left on device")
+        return copy(source, target)
+
+    def trained(*_: Any, progress: Any, **__: Any) -> RunReport:
+        nonlocal is_full
+        progress(event(made, 1, plans=ids))
+        assert load_plan(folder).plan_id == ids[0]
+        is_full = False
+        return run_of(load_plan(Path(made.plans[1])), 0.020)
+
+    monkeypatch.setattr(tune_module, "copy_plan", copy_plan)
+    monkeypatch.setattr(tuned, "_offer_line", lambda *_: "")
+    monkeypatch.setattr("gnnplan.runtime.launch.launch.train", trained)
+    tuned.train_and_keep(
+        folder, None, progress=lambda e: seen.append(e["event"]), say=said.append, epochs=ENOUGH
+    )
+    assert seen == ["kept"]
+    assert load_plan(folder).plan_id == ids[1] == load_report(folder).plan_id
+    assert said[0].startswith(f"the kept plan is not in {folder} yet ([Errno 28]")
+    assert said[1].startswith("after 155 steps: kept")
 
 
 def check_marked(plan: Plan) -> None:
