@@ -81,8 +81,7 @@ def run(config: RunConfig, heartbeat: Heartbeat | None = None) -> RunReport:
     job.forced = forced
     sampled = name_sampling(plan, config.eval_fanouts) if config.eval_every else ""
     for line in [*unused_weights(plan, graph), *([sampled] if sampled else [])]:
-        job.notes.append(line)
-        events.emit("warning", line=line)
+        job.warn(line)
     job.before = before
     if heartbeat is not None:
         job.heartbeat, job.loader.meter.on_enter = heartbeat, heartbeat.enter

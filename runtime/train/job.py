@@ -218,6 +218,11 @@ class Job:
     def __post_init__(self) -> None:
         self.factor = make_factor_control(self.plan.strategy.sampler, self.loop.meter)
 
+    def warn(self, line: str) -> None:
+        """Tell the user at once, and in the report."""
+        self.notes.append(line)
+        self.events.emit("warning", line=line)
+
     def train(self) -> None:
         """Train all missing epochs, then test."""
         self.loop_started_seconds = age_seconds()
@@ -375,8 +380,7 @@ class Job:
             return score.value, score.count
         line = _say_unscored(where.rpartition(", ")[2], score, len(ids))
         if line not in self.notes:
-            self.notes.append(line)
-            self.events.emit("warning", line=line)
+            self.warn(line)
         return None, score.count
 
     def _say_cut_pieces(self, note: str) -> None:
@@ -384,8 +388,7 @@ class Job:
         found = [each for each in self.loop.comm.all_gather_objects(note) if each]
         if found:
             self.has_cut_pieces = True
-            self.notes.append(found[0])
-            self.events.emit("warning", line=found[0])
+            self.warn(found[0])
 
     def finish(self) -> RunReport:
         """Gather every rank's figures; each host writes report.json, rank 0 also into the plan."""

@@ -270,9 +270,10 @@ def resume(job: "Job") -> None:
     comm, trials, plan_id = job.loop.comm, job.trials, job.plan.plan_id
     found = read_newest(job.config.run_path / CHECKPOINTS) if comm.rank == 0 else (None, [])
     data, warnings = comm.broadcast_object(found)
-    job.notes += warnings
+    for line in warnings:
+        job.warn(line)
     if data is None:
-        job.notes.append("no checkpoint to resume from; started at the beginning")
+        job.warn("no checkpoint to resume from; started at the beginning")
         if trials is not None:
             trials.resume(job, plan_id, None)
         return
@@ -321,7 +322,7 @@ def _resume_epochs(job: "Job", known: dict[str, Any] | str) -> None:
             )
     found, warning = job.loop.comm.broadcast_object((found, warning))
     if found is None:
-        job.notes.append(warning)
+        job.warn(warning)
         job.first_epoch, job.epochs, job.epochs_mark = known["before"] + mark.epochs, [], Mark()
         return
     job.first_epoch, job.epochs, job.epochs_mark = known["before"], found, mark
@@ -334,6 +335,5 @@ def _warn_of_disk(job: "Job", folder: Path, error: OSError) -> None:
             "tries again at the next one, the older ones are untouched"
         )
         _log.warning("%s", line)
-        job.notes.append(line)
-        job.events.emit("warning", line=line)
+        job.warn(line)
     job.disk_full = True

@@ -330,8 +330,7 @@ class TrialRun:
     def _fail(self, job: "Job", number: int, why: str) -> None:
         self.state.failed[str(number)] = why
         line = f"plan {self.plans[number].plan_id[:12]} is not tried again: {why}"
-        job.notes.append(line)
-        job.events.emit("warning", line=line)
+        job.warn(line)
 
     def _go_on_under(self, job: "Job", number: int) -> None:
         """Switch to a plan that has worked before."""

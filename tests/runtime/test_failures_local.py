@@ -1,5 +1,6 @@
 """Faults that one rank in this process meets: full disks, damaged files, clocks, memory."""
 
+import json
 import logging
 import os
 import subprocess
@@ -135,6 +136,14 @@ def test_damaged_checkpoints_are_passed_over_with_a_note(
     assert report.first_step == start
     assert report.losses == undisturbed.losses[start:]
     assert sum("is damaged" in note for note in report.notes) == damaged
+    assert (tmp_path / "events.jsonl").read_text().count("is damaged") == damaged
+
+
+def test_a_run_that_finds_nothing_to_go_on_from_says_so_at_once(plan: Path, tmp_path: Path) -> None:
+    report = train(plan, tmp_path, max_steps=1, resume=True)
+    (line,) = report.notes
+    assert line == "no checkpoint to resume from; started at the beginning"
+    assert json.dumps({"event": "warning", "line": line}) in (tmp_path / "events.jsonl").read_text()
 
 
 def test_without_the_epochs_before_training_goes_on_and_says_so(

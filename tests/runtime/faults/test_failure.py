@@ -168,9 +168,10 @@ def test_a_restart_is_noted_in_the_words_of_the_host_that_knows_its_cause(
             plan=SimpleNamespace(plan_id=""),
             trials=None,
             notes=[],
+            warn=lambda line: None,
         )
         begin(job)
-        return job.notes[:1]
+        return job.notes
 
     told = ["restart 1: rank 1: ended by SIGKILL (out of memory?)"]
     assert run_in_process(2, notes) == [told, told]
