@@ -180,8 +180,10 @@ def main(arguments: list[str]) -> int:
     try:
         run(config, heartbeat)
     except BaseException as error:
-        record_end(config, error, heartbeat)
-        leave(1)  # threads and process groups may wait for ranks that are gone
+        try:
+            record_end(config, error, heartbeat)
+        finally:
+            leave(1)  # threads and process groups may wait for ranks that are gone
     heartbeat.close()
     return 0
 

@@ -10,6 +10,7 @@ import signal
 import sys
 import time
 import traceback
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -132,7 +133,13 @@ def record_failure(
         codec.write_text_atomically(folder / f"rank{rank}.json", codec.dumps(failure))
         codec.write_text_atomically(folder / f"rank{rank}.txt", text)
     except OSError as full:  # the log says it then
-        sys.stderr.write(f"rank {rank}: {failure.kind}: {line} (not recorded: {full})\n{text}")
+        write_to_log(f"rank {rank}: {failure.kind}: {line} (not recorded: {full})\n{text}")
+
+
+def write_to_log(text: str) -> None:
+    """Write to the ranks' log, if it has room: a full disk must not end who tells of a fault."""
+    with suppress(OSError):
+        sys.stderr.write(text)
 
 
 def plan_on_trial(run_folder: Path) -> Path | None:

@@ -129,6 +129,10 @@ def test_a_full_disk_leaves_the_error_in_the_log(
     monkeypatch.setattr(codec, "write_text_atomically", full)
     record_failure(tmp_path, 3, ValueError("seven"))
     assert "rank 3: ValueError: seven (not recorded" in capsys.readouterr().err
+    log = SimpleNamespace(write=lambda text: full(tmp_path, text))
+    with monkeypatch.context() as patch:
+        patch.setattr("sys.stderr", log)
+        record_failure(tmp_path, 3, ValueError("seven"))  # the log lies on the same disk
 
 
 def test_a_job_that_a_signal_ended_says_so(tmp_path: Path) -> None:
