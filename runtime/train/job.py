@@ -398,7 +398,8 @@ class Job:
         elif tested is not None:
             report = replace(report, test_score=tested)
         if self.loop.comm.rank == 0 and not self.is_leaving:
-            end_trial(self.config.run_path)  # no rank has ended under it
+            with suppress(OSError):  # a full disk, which the report will tell of
+                end_trial(self.config.run_path)  # no rank has ended under it
         hosts = [device.host for device in self.plan.strategy.devices]
         if self.loop.comm.rank == hosts.index(hosts[self.loop.comm.rank]):
             self._save_report(report)
