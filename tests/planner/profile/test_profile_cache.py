@@ -1,5 +1,7 @@
 """Profiles in the cache: whole or not at all, and where the user says."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -51,6 +53,19 @@ def test_a_profile_that_is_made_piece_by_piece_is_kept_whole_or_not_at_all(
     with cache.staged("third", tmp_path) as made:
         made.keep(wanted.hotness[10])  # never finished
     assert [p.name for p in tmp_path.iterdir()] == ["key"]
+
+
+def test_what_a_killed_process_left_of_a_profile_is_removed_by_the_next(tmp_path: Path) -> None:
+    code = (
+        "import os, sys; from pathlib import Path\n"
+        "from gnnplan.planner.profile import cache\n"
+        "with cache.staged('key', Path(sys.argv[1])):\n"
+        "    os.kill(os.getpid(), 9)\n"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False)
+    assert len(list(tmp_path.iterdir())) == 1
+    with cache.staged("other", tmp_path):
+        assert len(list(tmp_path.glob(".other.*"))) == len(list(tmp_path.iterdir())) == 1
 
 
 def test_a_damaged_profile_counts_as_absent(tmp_path: Path) -> None:
