@@ -237,9 +237,12 @@ class Job:
                 if self._is_evaluated(self._open_epoch):
                     save(self)  # what the evaluation may end is not lost
                 self._end_epoch()
-        self.finished = self._find_finished()
-        tested = self.finished is not None and self.finished.test_score is not None
-        if self.config.eval_every and not self.is_leaving and not tested:
+        found = self.finished = self._find_finished()
+        is_tested = found is not None and found.test_score is not None
+        if self.config.eval_every and not self.is_leaving and not is_tested:
+            if found is None:  # what the test may end is not lost
+                with suppress(GnnplanError):
+                    self._save_report(self._report())
             self.heartbeat.begin(Phase.EVALUATING)
             where = f"epoch {self._open_epoch - 1}, test"
             self.test_score, _ = self._score(where, self.loader.graph.test_idx)
@@ -247,8 +250,7 @@ class Job:
     def _find_finished(self) -> RunReport | None:
         """Read the report of a run that had ended before, and say so. Collective.
 
-        None where steps were taken, or where the report there is of another run or does not go
-        as far.
+        None where steps were taken, or the report there is of another run or of fewer epochs.
         """
         if self.losses or self.is_leaving:
             return None
@@ -263,11 +265,8 @@ class Job:
         ours = all(known.get(each.epoch) == each for each in self.epochs)
         if not ours or max(known, default=-1) != self._open_epoch - 1:
             return None
-        line = (
-            f"the run is finished: its {self._open_epoch} epochs are trained, and its report is "
-            "kept; more --epochs train on"
-        )
-        self.events.emit("warning", line=line)
+        done = f"its {self._open_epoch} epochs are trained, and its report is kept"
+        self.events.emit("warning", line=f"the run is finished: {done}; more --epochs train on")
         return found
 
     @property
@@ -400,9 +399,7 @@ class Job:
         if self.loop.comm.rank == 0 and not self.is_leaving:
             with suppress(OSError):  # a full disk, which the report will tell of
                 end_trial(self.config.run_path)  # no rank has ended under it
-        hosts = [device.host for device in self.plan.strategy.devices]
-        if self.loop.comm.rank == hosts.index(hosts[self.loop.comm.rank]):
-            self._save_report(report)
+        self._save_report(report)
         if not self.is_leaving:
             steps = report.step_seconds.median
             self.events.emit("end", test=report.test_score, step_seconds=steps)
@@ -452,8 +449,12 @@ class Job:
             self.loader.close()
 
     def _save_report(self, report: RunReport) -> None:
+        """Write a report on the first rank of each host, on rank 0 also into the plan's folder."""
+        hosts, rank = [each.host for each in self.plan.strategy.devices], self.loop.comm.rank
+        if rank != hosts.index(hosts[rank]):
+            return
         place = Path(self.config.plan_folder) if self.trials is None else self.trials.folder
-        for folder in (self.config.run_path, *([place] if self.loop.comm.rank == 0 else [])):
+        for folder in (self.config.run_path, *([place] if rank == 0 else [])):
             try:
                 save_report(report, folder)
             except OSError as error:

@@ -177,6 +177,29 @@ def test_a_finished_run_that_goes_on_says_so_and_keeps_its_report(
     assert (more.first_step, len(more.losses)) == (10, 5)
 
 
+def test_what_a_run_measured_outlives_its_test(
+    small_graph: Graph, tmp_path: Path, run_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When it goes on it has its test alone to do, and no step to measure."""
+    plan = tmp_path / "plan"
+    make_plan(small_graph, plan, batch_size=64)
+
+    def without_room(*arguments: Any, where: str, **settings: Any) -> Score:
+        if where == "epoch 1, test":
+            raise torch.OutOfMemoryError
+        return evaluate(*arguments, where=where, **settings)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("gnnplan.runtime.train.job.evaluate", without_room)
+        with pytest.raises(torch.OutOfMemoryError):
+            train(plan, run_folder, epochs=2, eval_every=1)
+    ended = load_report(plan)
+    assert (ended.test_score, len(ended.losses), ended.step_seconds.count) == (None, 10, 5)
+    resumed = train(plan, run_folder, epochs=2, eval_every=1, resume=True)
+    assert resumed.test_score is not None
+    assert replace(ended, test_score=resumed.test_score) == resumed == load_report(plan)
+
+
 def test_the_report_of_an_earlier_run_is_not_taken_for_that_of_a_finished_one(
     small_graph: Graph, tmp_path: Path, run_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
