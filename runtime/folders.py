@@ -271,6 +271,21 @@ def _identity(found: os.stat_result) -> tuple[int, int]:
     return found.st_dev, found.st_ino
 
 
+_TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]{12}")
+"""Names of files that are not whole yet (`codec.write_bytes_atomically`)."""
+
+
+def sweep_temporary(folder: Path, names: str) -> None:
+    """Delete what killed writers have left in a folder of files whose names match a pattern.
+
+    Call it where no other process writes such files any more.
+    """
+    for path in folder.glob(".*"):
+        found = _TEMPORARY.fullmatch(path.name)
+        if found is not None and re.fullmatch(names, found[1]):
+            path.unlink(missing_ok=True)
+
+
 SHARED_MEMORY = Path("/dev/shm")
 PREFIX = "gnnplan-"
 _NAME = re.compile(PREFIX + "[a-z0-9_]{8}")

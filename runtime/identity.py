@@ -42,27 +42,13 @@ def open_planned_graph(plan: Plan) -> Graph:
 def check_identity(plan: Plan, *, force: bool = False) -> list[str]:
     """Compare the fingerprints in a plan with those of its dataset and of this machine.
 
-    A machine of several hosts has their fingerprints, joined by "+"; any of them will do. Call
-    before the process is pinned to cores: its cores are part of the machine. A mismatch, or less of
-    the machine than the plan needs, raises PlanError or, with `force`, becomes a note; so do
-    emulated ranks, an equal machine's GPUs, and a share that is enough.
+    A mismatch (`find_mismatches`) raises PlanError or, with `force`, becomes a note; so do emulated
+    ranks, an equal machine's GPUs, and a share of the machine that is enough.
     """
-    notes: list[str] = []
-    found_graph = open_graph(Path(plan.graph.path), validate=False).fingerprint
-    if why := _other_graph(plan, found_graph):
-        notes.append(why)
-    facts = machine_facts()
-    anywhere = plan.strategy.emulated  # by any machine's cores
-    if not anywhere and not is_planned_machine(plan, facts):
-        notes.append(
-            f"expected the machine the plan was made for ({plan.machine.name}, fingerprint "
-            f"{plan.machine.fingerprint[:12]}), found {machine_fingerprint(facts)[:12]}{_visible()}"
-            "; probe and plan again or use --force"
-        )
-    elif not anywhere and (short := missing_share(plan, facts)):
-        notes.append(short)
+    notes = find_mismatches(plan)
     if notes and not force:
         raise PlanError(notes[0])
+    facts, anywhere = machine_facts(), plan.strategy.emulated
     if others := other_gpus(plan, facts):
         notes.append(others)
     if not anywhere and _is_share(plan, facts):
@@ -71,6 +57,28 @@ def check_identity(plan: Plan, *, force: bool = False) -> list[str]:
             "machine has that the plan was made for: its rates were measured on the whole of it"
         )
     return [*notes, EMULATED_NOTE] if anywhere else notes
+
+
+def find_mismatches(plan: Plan) -> list[str]:
+    """Say how dataset and machine differ from those that a plan was made for, or fall short.
+
+    A machine of several hosts has their fingerprints, joined by "+"; any of them will do. Call
+    before the process is pinned to cores: its cores are part of the machine.
+    """
+    found: list[str] = []
+    fingerprint = open_graph(Path(plan.graph.path), validate=False).fingerprint
+    if why := _other_graph(plan, fingerprint):
+        found.append(why)
+    facts = machine_facts()
+    if not plan.strategy.emulated and not is_planned_machine(plan, facts):  # any machine's cores do
+        found.append(
+            f"expected the machine the plan was made for ({plan.machine.name}, fingerprint "
+            f"{plan.machine.fingerprint[:12]}), found {machine_fingerprint(facts)[:12]}{_visible()}"
+            "; probe and plan again or use --force"
+        )
+    elif not plan.strategy.emulated and (short := missing_share(plan, facts)):
+        found.append(short)
+    return found
 
 
 def _other_graph(plan: Plan, fingerprint: str) -> str:

@@ -86,7 +86,7 @@ class Staged:
 def staged(key: str, folder: Path | None = None) -> Generator[Staged]:
     """Make a profile piece by piece; it is kept once it is finished, as a whole or not at all.
 
-    What killed processes have left of theirs is removed first.
+    What killed processes have left of profiles is removed.
     """
     place = folder or cache_folder()
     place.mkdir(parents=True, exist_ok=True)

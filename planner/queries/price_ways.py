@@ -429,9 +429,7 @@ def _placed(request: Request, candidate: Candidate, heat: HeatGroups, room: Capa
         candidate,
         heat,
         costs,
-        own_rows=min(
-            graph.num_nodes, (room.own_bytes - size) // held_row_bytes(graph, candidate)
-        ),
+        own_rows=min(graph.num_nodes, (room.own_bytes - size) // held_row_bytes(graph, candidate)),
         host_rows=room.host_rows,
         code_bytes=codes,
         list_bytes=size,

@@ -167,9 +167,7 @@ class _Opening:
         assert isinstance(served, Dense | TypedHost)  # `open_device_store` refuses sparse ones
         # The device holds the rank's own rows: nobody reads these.
         self.no_rows = np.empty((0, served.width), row_dtype(plan.strategy.features.storage_dtype))
-        self.dense, self.tiers = build_tiers(
-            graph, plan, rank, served, self.no_rows, comm, threads
-        )
+        self.dense, self.tiers = build_tiers(graph, plan, rank, served, self.no_rows, comm, threads)
         self.read_own_parts = functools.partial(
             own_row_parts, served, plan, rank=rank, hosts=held, comm=comm, threads=threads
         )

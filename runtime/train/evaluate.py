@@ -44,6 +44,7 @@ from gnnplan.runtime.sampling.rng import Purpose
 from gnnplan.runtime.sampling.typed import SortedByType, TypedSampler
 from gnnplan.runtime.train.evaluation_room import (
     MOST_CHUNK_BYTES,
+    TABLES,
     most_sampled_bytes,
     sampled_bytes,
 )
@@ -52,6 +53,7 @@ from gnnplan.runtime.train.layer_table import (
     LayerTable,
     TableRoom,
     make_layer_table,
+    written_bytes,
 )
 
 Reader = Callable[[NDArray[np.int64], NDArray[np.float32]], object]
@@ -299,9 +301,8 @@ class Evaluation:
         fill = self._weights(replace(self.workload, gcn_norm="full"))
         neighbourhoods = FullNeighbourhoods(graph.indptr, graph.indices)
         table: LayerTable | DeviceLayerTable | None = None
-        for layer, rows in enumerate(
-            vertices_per_layer(graph.indptr, graph.indices, ids, num_layers)
-        ):
+        layers = vertices_per_layer(graph.indptr, graph.indices, ids, num_layers)
+        for layer, rows in enumerate(layers):
             following: LayerTable | DeviceLayerTable | None = None
             parts = split_by_edges(rows, graph.indptr, self.size)
             width = graph.feature_dim if table is None else table.rows.shape[1]
@@ -309,8 +310,10 @@ class Evaluation:
             # The last layer's outputs are scored and dropped: no table needs their width.
             out_width = width if last else self._width_after(layer, width)
             if not last:
+                ahead = layers[layer:-1][: TABLES if table is None else 1]
+                need = sum(written_bytes(len(e), graph.num_nodes, out_width) for e in ahead)
                 following = make_layer_table(
-                    graph.num_nodes, out_width, self.comm, self.scratch, self.room
+                    graph.num_nodes, out_width, self.comm, self.scratch, self.room, need
                 )
             most_edges = self.chunk_bytes // (4 * max(width, out_width))
             mine = parts[self.rank]
@@ -467,7 +470,10 @@ def evaluate_links(
         model=model, graph=graph, store=store, workload=workload, comm=comm, metric=metric,
         chunk_bytes=chunk_bytes, table_bytes=table_bytes, device_table_bytes=device_table_bytes,
         scratch=scratch,
-        table=LayerTable(graph.num_nodes, workload.hidden, comm, scratch, table_bytes),
+        table=LayerTable(
+            graph.num_nodes, workload.hidden, comm, scratch, table_bytes,
+            written_bytes(len(nodes), graph.num_nodes, workload.hidden),
+        ),
     )  # fmt: skip
     layered = run.run(nodes, fanouts)
     parts = (

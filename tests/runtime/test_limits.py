@@ -304,9 +304,7 @@ def test_a_share_of_a_plans_gpus_is_of_their_model(
     plan = replace(
         plan,
         strategy=replace(plan.strategy, devices=devices),
-        machine=replace(
-            plan.machine, fingerprint=device.machine_fingerprint(box), hosts=[size]
-        ),
+        machine=replace(plan.machine, fingerprint=device.machine_fingerprint(box), hosts=[size]),
     )
     for shown, alike in ((["A"], True), (["A", "A"], True), (["B"], False), ([], False)):
         gpus = [{"uuid": str(number), "name": name} for number, name in enumerate(shown)]

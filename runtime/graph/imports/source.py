@@ -256,7 +256,11 @@ class TypedParts:
     def _read(
         self, number: int, key: EdgeKey, start: int, first: tuple[int, int], back: bool
     ) -> Chunk:
-        """Return the edges of a type from `start` on; `back`, their reverses, without loops."""
+        """Return one chunk of the edges of a type, from number `start` on.
+
+        With `back` each edge is turned around, and self-loops, which stay what they are, are left
+        out.
+        """
         part = slice(start, start + CHUNK_EDGES)
         src, dst = (row.astype(np.int64) for row in self.pairs[key][:, part])
         length = len(src)

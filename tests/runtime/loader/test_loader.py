@@ -6,7 +6,7 @@ import itertools
 import json
 import threading
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -148,14 +148,23 @@ def seeds_of(batches: Iterable[MiniBatch]) -> list[list[int]]:
     return [batch.seeds.tolist() for batch in batches]
 
 
-@pytest.mark.parametrize("threads", [0, 2])
+@pytest.fixture(params=[0, 1, 2], ids="{} threads".format)
+def loader(
+    small_graph: Graph, tmp_path: Path, request: pytest.FixtureRequest
+) -> Iterator[PlannedLoader]:
+    """A loader with batches of 32 seeds, made by the caller or ahead of it."""
+    make_plan(small_graph, tmp_path / "plan", batch_size=32, sample_threads=request.param)
+    made = PlannedLoader(tmp_path / "plan", small_graph)
+    yield made
+    made.close()
+
+
 def test_an_iteration_after_a_break_is_the_next_epoch(
-    small_graph: Graph, tmp_path: Path, threads: int
+    loader: PlannedLoader, small_graph: Graph, tmp_path: Path
 ) -> None:
-    make_plan(small_graph, tmp_path / "plan", batch_size=32, sample_threads=threads)
     through = PlannedLoader(tmp_path / "plan", small_graph)
     epochs = [seeds_of(through) for _ in range(4)]
-    loader = PlannedLoader(tmp_path / "plan", small_graph)
+    through.close()
     found: list[list[list[int]]] = []
     for left_after in (3, 1, len(loader)):
         found.append([])
@@ -166,32 +175,21 @@ def test_an_iteration_after_a_break_is_the_next_epoch(
     assert found == [epochs[0][:3], epochs[1][:1], epochs[2]]
     iter(loader)  # nothing was taken of it
     assert seeds_of(loader) == epochs[3]
-    for one in (through, loader):
-        one.close()
 
 
-@pytest.mark.parametrize("threads", [0, 1])
-def test_a_new_iteration_ends_one_left_halfway(
-    small_graph: Graph, tmp_path: Path, threads: int
-) -> None:
-    make_plan(small_graph, tmp_path / "plan", batch_size=32, sample_threads=threads)
-    loader = PlannedLoader(tmp_path / "plan", small_graph)
+def test_a_new_iteration_ends_one_left_halfway(loader: PlannedLoader) -> None:
     halfway = iter(loader)
     next(halfway)
     assert len(list(loader)) == len(loader)
     with pytest.raises(InputError, match=r"another iteration of the same loader begun after 1 of"):
         next(halfway)
     assert (loader.position.epoch, loader.position.step) == (2, 0)
-    loader.close()
 
 
-@pytest.mark.parametrize("threads", [0, 1])
 def test_a_loop_within_a_loop_over_one_loader_ends_in_an_error_and_loses_no_batch_in_silence(
-    small_graph: Graph, tmp_path: Path, threads: int
+    loader: PlannedLoader,
 ) -> None:
     """A script that scores the training nodes amid an epoch does that."""
-    make_plan(small_graph, tmp_path / "plan", batch_size=32, sample_threads=threads)
-    loader = PlannedLoader(tmp_path / "plan", small_graph)
     within: list[int] = []
 
     def score_amid_the_epoch() -> None:
@@ -201,16 +199,12 @@ def test_a_loop_within_a_loop_over_one_loader_ends_in_an_error_and_loses_no_batc
     with pytest.raises(InputError, match=f"expected {len(loader)} batches of one iteration"):
         score_amid_the_epoch()
     assert within == [len(loader)]
-    loader.close()
 
 
-@pytest.mark.parametrize("threads", [0, 2])
 def test_training_goes_on_in_the_middle_of_an_epoch_by_its_state(
-    small_graph: Graph, tmp_path: Path, threads: int
+    loader: PlannedLoader, small_graph: Graph, tmp_path: Path
 ) -> None:
     """Taken in the loop's body, as scripts do; an iteration is the rest, then a whole epoch."""
-    make_plan(small_graph, tmp_path / "plan", batch_size=32, sample_threads=threads)
-    loader = PlannedLoader(tmp_path / "plan", small_graph)
     epochs = [seeds_of(loader) for _ in range(4)]
     loader.set_epoch(1)
     states = [loader.state_dict() for _ in loader]
@@ -221,7 +215,6 @@ def test_training_goes_on_in_the_middle_of_an_epoch_by_its_state(
         expected = [epochs[1][step:], *epochs[2:]] if step < len(states) else epochs[2:]
         assert [seeds_of(resumed) for _ in range(2)] == expected[:2]
         resumed.close()
-    loader.close()
 
 
 def test_set_epoch_keeps_a_place_that_was_loaded_within_that_epoch(

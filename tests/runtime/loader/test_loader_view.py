@@ -247,7 +247,7 @@ def test_batches_do_in_pyg_what_datas_do(tmp_path: Path) -> None:
         assert batch.pos is batch.time is batch.face is None
         assert ("edge_attr" in batch, hasattr(batch, "score")) == (False, False)
         batch.validate()
-        forms = [copy.copy(batch), copy.deepcopy(batch), pickle.loads(pickle.dumps(batch))]  # noqa: S301
+        forms = [copy.copy(batch), copy.deepcopy(batch), pickle.loads(pickle.dumps(batch))]
         forms += [batch.clone(), Data(**batch.to_dict()), batch.to("cpu")]
         for form in forms:
             assert set(form.keys()) == names

@@ -16,6 +16,8 @@ from gnnplan.runtime.sampling.statistics import Estimator
 from tests.reference.layerwise import sample_layerwise_reference
 
 Graph = tuple[NDArray[np.int64], NDArray[np.integer]]
+
+
 def test_fastgcn_begins_in_little_more_than_it_keeps() -> None:
     nodes, degree = 1 << 17, 8
     indptr = np.arange(0, nodes * degree + 1, degree)

@@ -337,7 +337,7 @@ def test_fields_of_a_hetero_graph_that_import_left_out_say_why(tmp_path: Path):
     assert isinstance(moved, HeteroData)
     assert (moved.metadata(), moved.input_type) == (data.metadata(), "paper")
     assert set(moved.x_dict) == set(data.node_types)
-    assert "pos" not in pickle.loads(pickle.dumps(moved))["author"]  # noqa: S301
+    assert "pos" not in pickle.loads(pickle.dumps(moved))["author"]
 
 
 @pytest.mark.filterwarnings("ignore:There exist type names")
