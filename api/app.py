@@ -38,6 +38,7 @@ from gnnplan.api.routes.common import (
 from gnnplan.api.security import Admin, require
 from gnnplan.api.service.context import Service, ServiceSettings, open_service
 from gnnplan.api.service.jobs import JobStates
+from gnnplan.api.service.plans import check_job
 from gnnplan.api.service.runs import count_error
 from gnnplan.api.storage.tables import AuditRow
 
@@ -57,8 +58,8 @@ async def healthz() -> Health:
 
 @health_router.get("/readyz")
 def readyz(service: ServiceIn) -> Health:
-    """The database and the data folder can be written, and jobs are taken."""
-    if reason := service.readiness.why_not(service.storage.check_writable):
+    """The database, the data folder and the cache can be written, and jobs are taken."""
+    if reason := service.readiness.why_not(service.check_writable):
         raise UnavailableError(reason, headers={"Retry-After": "5"})
     if not service.lanes.alive:
         raise UnavailableError("a worker is gone; start the service again")
@@ -100,7 +101,7 @@ def create_app(settings: ServiceSettings | Path) -> FastAPI:
     """
     if isinstance(settings, Path):
         settings = ServiceSettings(data_dir=settings)
-    service = open_service(settings, ended=count_error)
+    service = open_service(settings, starts=check_job, ended=count_error)
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncGenerator[None, None]:

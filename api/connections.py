@@ -1,7 +1,8 @@
 """Limit how many connections clients may hold, and how long each may keep the service waiting.
 
-A connection either waits for its client to send something, or is being answered. Only waiting has a
-deadline, so that followers of events may take their time. When there are too many connections, the
+A connection either waits for its client to send something, or is being answered. Waiting has a
+deadline; an answer has none, so that followers of events may take their time, as long as the client
+reads what it is sent: one that reads nothing is let go. When there are too many connections, the
 one that has waited longest is closed, first among those of the same client. A new connection is
 refused only when none waits.
 """
@@ -37,7 +38,8 @@ class ConnectionLimits:
     header_seconds: float
     """Longest wait for the headers of a request, from its first byte or the request before."""
     body_seconds: float
-    """Longest wait for the body of a request, from the end of its headers."""
+    """Longest wait for the body of a request, from the end of its headers, and for a client to read
+    on where it has left much of an answer unread."""
 
 
 def limit_to_files(most: int) -> int:
@@ -116,6 +118,7 @@ class GuardedProtocol(HttpToolsProtocol):
         super().__init__(*args, **named)
         self.peer = ""
         self._deadline: asyncio.TimerHandle | None = None
+        self._unread: asyncio.TimerHandle | None = None
         self._missing: Literal["request", "headers", "body"] = "request"
         self._header_bytes = 0
 
@@ -130,8 +133,19 @@ class GuardedProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the connection."""
         self._stop_waiting()
+        self._forget_unread()
         self.guard.leave(self)
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        """Wait for the client to read what fills the buffers."""
+        super().pause_writing()
+        self._wait_for_reader()
+
+    def resume_writing(self) -> None:
+        """Go on with an answer of which the client has read more."""
+        self._forget_unread()
+        super().resume_writing()
 
     def data_received(self, data: bytes) -> None:
         """Read what came, unless headers have become too long; the parser keeps all of them."""
@@ -216,6 +230,25 @@ class GuardedProtocol(HttpToolsProtocol):
             self.guard.tell("requests that are not finished in time are ended", self.peer)
             detail = f"expected the {self._missing} of the request within {seconds:g} s"
             self._refuse(408, detail)
+
+    def _wait_for_reader(self) -> None:
+        self._forget_unread()
+        left = self.transport.get_write_buffer_size()
+        seconds = self.guard.limits.body_seconds
+        self._unread = self.loop.call_later(seconds, self._run_out_unread, left)
+
+    def _forget_unread(self) -> None:
+        if self._unread is not None:
+            self._unread.cancel()
+            self._unread = None
+
+    def _run_out_unread(self, left_bytes: int) -> None:
+        self._unread = None
+        if self.transport.get_write_buffer_size() < left_bytes:
+            self._wait_for_reader()
+            return
+        self.guard.tell("connections whose client does not read are ended", self.peer)
+        self.end()
 
     def _refuse(self, status: int, detail: str) -> None:
         """Answer with a problem document, unless an answer has begun, and close."""

@@ -43,7 +43,8 @@ class Limited(Body):
     """A request that makes a job."""
 
     time_limit_seconds: Seconds | None = Field(
-        default=None, description="Longest time an attempt may take; null: the kind's own limit."
+        default=None,
+        description="Longest time an attempt may take, at most the kind's own limit; null: that.",
     )
 
 

@@ -15,16 +15,16 @@ letters, digits and hyphens. Time limit, partition and account are sbatch's own 
 import re
 import shlex
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from gnnplan.planner.errors import SettingsError
-from gnnplan.planner.machine.model import prefix_of
 from gnnplan.planner.units import counted
+from gnnplan.runtime.identity import cores_of
 from gnnplan.runtime.launch.hosts import ranks_by_host
-from gnnplan.runtime.plan.schema import Device, Plan
+from gnnplan.runtime.limits import host_bytes
+from gnnplan.runtime.plan.schema import Plan
 
 MEMORY_MARGIN = 1.1
 """Factor on the plan's predicted sum, since schedulers end what exceeds its limit."""
@@ -59,9 +59,8 @@ class JobSpec:
 
     @property
     def cores(self) -> int:
-        """Return the cores of a host: the thread budget of each of its ranks."""
-        threads = self.plan.strategy.threads
-        return max(self.ranks) * (threads.compute + threads.sample)
+        """Return the cores of a host: its ranks' threads, at most those it was planned with."""
+        return cores_of(self.plan, max(self.ranks))
 
     @property
     def gpus(self) -> int:
@@ -82,26 +81,6 @@ class JobSpec:
         """Return the name in letters, digits and hyphens, at most 40, a letter first."""
         text = re.sub(r"[^a-z0-9]+", "-", self.name.lower()).strip("-")
         return f"gnnplan-{text}"[:40].rstrip("-")
-
-
-def host_bytes(plan: Plan, devices: Sequence[Device]) -> int | None:
-    """Return the bytes of host memory for the ranks of one host; None if not predicted.
-
-    On cores the part `ranks` of a host's sum is the sum of the ranks' own totals, so it is left
-    out. Of GPUs it is their processes, and the ranks' own totals lie in the GPUs' memory.
-    """
-    memories, gpus = plan.prediction.memory_bytes, plan.strategy.kind == "cuda"
-    here = [device for device in devices if not device.needs_gpu]
-    own = [memories[name].total for d in here if (name := f"rank{d.rank}") in memories]
-    of_gpus = f"{prefix_of(devices[0].host)}host0"
-    shared = [
-        size
-        for name, use in memories.items()
-        if name in ({of_gpus} if gpus else {device.memory for device in devices})
-        for part, size in use.parts.items()
-        if gpus or part != "ranks"
-    ]
-    return sum(own) + sum(shared) if own or shared else None
 
 
 def escaped_comment(text: str) -> str:

@@ -349,6 +349,7 @@ def _search(
             sampler=sampler_words(graph, settings),
             user_sampler=plan_sampler(settings),
             self_loops=self_loops,
+            sparse=graph.x_csr is not None,
             every_hop=settings.dialect == "every_hop",
             budgets=Budgets(
                 device_bytes=settings.device_memory_bytes, host_bytes=settings.host_memory_bytes

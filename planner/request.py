@@ -11,8 +11,10 @@ import math
 import os
 import shutil
 import tempfile
+from collections.abc import Sequence
 from importlib.machinery import PathFinder
 from pathlib import Path
+from typing import Any
 
 from gnnplan.planner.cost.memory import model_bytes, sum_parts, sum_text
 from gnnplan.planner.errors import PlanDoesNotFit, SettingsError
@@ -26,15 +28,19 @@ from gnnplan.planner.search.samplers import (
     statistics_of,
     with_samplers,
 )
-from gnnplan.planner.settings import MODELS, PlanSettings, refuse_changed
+from gnnplan.planner.settings import MODELS, PlanSettings, change_settings, refuse_changed
+from gnnplan.planner.units import read_texts
 from gnnplan.runtime.device import usable_ram_bytes
 from gnnplan.runtime.errors import DatasetError, InputError, did_you_mean
+from gnnplan.runtime.folders import real_folder
 from gnnplan.runtime.graph.dataset import Graph, is_typed, open_graph, types_of
 from gnnplan.runtime.graph.format import META_FILE
-from gnnplan.runtime.plan.io import refuse_foreign_folder
-from gnnplan.runtime.plan.schema import Sampler, is_dynamic
+from gnnplan.runtime.plan.io import refuse_foreign_folder, refuse_unplaced
+from gnnplan.runtime.plan.schema import Plan, Sampler, is_dynamic
+from gnnplan.runtime.plan.setting import setting_fields
 from gnnplan.runtime.sampling.registry import (
     DEFAULT_SAMPLER,
+    find_sampler,
     is_default,
     is_layerwise,
     layer_sizes,
@@ -95,6 +101,44 @@ def check_request(
     return graph
 
 
+def read_changes(settings: PlanSettings, asked: Sequence[str]) -> PlanSettings:
+    """Return a request with some settings changed, KEY=VALUE each, as flags of `gnnplan plan`.
+
+    Raises:
+        SettingsError: no such setting, or a value that it cannot have.
+    """
+    names = {each.flag[2:].replace("-", "_"): each.name for each in setting_fields(PlanSettings)}
+    texts: dict[str, Any] = {}
+    for change in asked:
+        key, equals, value = (part.strip() for part in change.partition("="))
+        name = names.get(key.replace("-", "_"), key)
+        if not equals or not value or name not in names.values():
+            known = ", ".join(sorted(names))
+            raise SettingsError(
+                f"--set: expected KEY=VALUE with KEY among {known}, found {change!r}"
+            )
+        texts[name] = value
+    values = read_texts(PlanSettings, texts, name_of=lambda each: f"--set {each.name}")
+    if values.get("mode") == "full-graph" != settings.mode and "fanouts" not in values:
+        values["fanouts"] = [-1] * settings.workload.num_layers
+    return change_settings(settings, values)
+
+
+def check_replayable(plan: Plan) -> None:
+    """Refuse full-graph training and cooperative batches, which ranks do not draw alone.
+
+    Raises:
+        SettingsError: the plan is one of those.
+    """
+    strategy = plan.strategy
+    if strategy.mode != "minibatch" or strategy.batching != "independent":
+        found = "full-graph" if strategy.mode != "minibatch" else "cooperative batches"
+        raise SettingsError(
+            f"simulate: expected mini-batches that each rank draws alone, found {found}; train the "
+            "plan and look at its report"
+        )
+
+
 def refuse_unused(settings: PlanSettings) -> None:
     """Refuse what a user says of batches where the whole graph is trained.
 
@@ -151,6 +195,9 @@ def no_estimate(graph: Graph, settings: PlanSettings) -> str:
         return "ranks that share batches or lists, whose exchanges have to be counted"
     if settings.policy != "auto" and "parts" in find_policy(settings.policy).needs:
         return f"policy {settings.policy}, for which the graph has to be cut into parts"
+    for each in settings.by_sampler():
+        if not find_sampler(each.sampler).is_expected:
+            return f"sampler {each.sampler}, of whose batches no law is known"
     if any(
         is_layerwise(str(each.sampler_parameters.get("over"))) for each in settings.by_sampler()
     ):
@@ -351,18 +398,21 @@ def check_model_module(model: str) -> None:
         )
 
 
-def check_output(out: Path) -> None:
+def check_output(out: Path, *, in_place: bool = False) -> None:
     """Refuse an output folder that holds something else or cannot be written.
 
+    `in_place` says that files are exchanged within the folder, which may be the current one.
+
     Raises:
-        PlanError: it holds something that is not a plan.
+        PlanError: it holds something that is not a plan, or is the current folder.
         InputError: it cannot be written.
     """
     if (out / META_FILE).is_file():
         raise InputError(
             f"{out}: expected a folder for the plan, found a graph dataset; choose another --output"
         )
-    refuse_foreign_folder(out)
+    (refuse_foreign_folder if in_place else refuse_unplaced)(out)
+    out = real_folder(out)
     place = _existing(out.absolute().parent)
     try:
         with tempfile.TemporaryDirectory(dir=place, prefix=f".{out.name}."):

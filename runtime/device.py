@@ -259,20 +259,6 @@ def _digits(facts: object) -> str:
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
-def is_planned_machine(plan: Plan, facts: dict[str, Any]) -> bool:
-    """Tell whether facts are of the machine that a plan was made for, or of one of its hosts.
-
-    Where the plan's GPUs are among those here, others may be missing: the driver may not open them.
-    """
-    here, known = machine_fingerprint(facts), plan.machine.fingerprint.split("+")
-    if here in known:
-        return True
-    planned = {bare_uuid(uuid) for uuid in plan.gpu_uuids}
-    found = {bare_uuid(gpu["uuid"]) for gpu in facts["gpus"]}
-    hosts = {each[:HOST_DIGITS] for each in known}
-    return bool(planned & found) and here[:HOST_DIGITS] in hosts
-
-
 def usable_cores() -> int:
     """Count the cores of this process: its affinity, and its control groups' quota rounded up."""
     try:
@@ -324,12 +310,15 @@ def use_threads(
     """Set the thread counts of torch and numba, and pin this rank; return its cores.
 
     Cores are those of `cores_of_ranks`; without any the operating system places the rank. A process
-    that another plan has pinned gives the cores that were `usable` before.
+    that another plan has pinned gives the cores that were `usable` before. Under a quota no core is
+    a rank's own: other containers of the machine, which number cores alike, would take the same.
     """
     threads, devices = plan.strategy.threads, plan.strategy.devices
     here = [device for device in devices if device.host == devices[rank].host]
     free = usable_core_ids() if usable is None else list(usable)
-    shares = cores_of_ranks(here, free, threads.compute + threads.sample)
+    quota = cpu_quota(SYS, PROC)
+    own = quota is None or quota >= len(free)
+    shares = cores_of_ranks(here, free, threads.compute + threads.sample if own else len(free) + 1)
     chosen = shares[rank] or list(usable or [])
     if pin and chosen:
         pin_to(chosen)

@@ -86,8 +86,8 @@ class SlowerPathWarning(RuntimeWarning):
     """The plan runs on a slower path than it was made for; the text says why and what to do."""
 
 
-def warn_once(key: str, text: str) -> None:
-    """Warn the first time that `key` comes in this process, with a `SlowerPathWarning`.
+def warn_once(key: str, text: str, kind: type[Warning] = SlowerPathWarning) -> None:
+    """Warn the first time that `key` comes in this process.
 
     The text says what happens instead, why, and what to do.
     """
@@ -95,7 +95,7 @@ def warn_once(key: str, text: str) -> None:
         if key in _warned:
             return
         _warned.add(key)
-    warnings.warn(text, SlowerPathWarning, stacklevel=3)
+    warnings.warn(text, kind, stacklevel=3)
 
 
 def forget_warnings() -> None:

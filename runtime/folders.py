@@ -38,6 +38,23 @@ _RENAME_EXCHANGE = 2
 _OCCUPIED = (errno.ENOTEMPTY, errno.EEXIST)
 
 
+def real_folder(folder: Path) -> Path:
+    """Return the folder that a link leads to, for no folder takes the name of a link."""
+    return folder.resolve() if folder.is_symlink() else folder
+
+
+def is_named(folder: Path) -> bool:
+    """Return whether a path ends in a name: the folder one is in cannot be exchanged for another.
+
+    >>> is_named(Path("plans/a")), is_named(Path(".")), is_named(Path("plans/.."))
+    (True, False, False)
+    """
+    return folder.name not in ("", "..")
+
+
+UNNAMED = "expected the name of a folder, found one that you are in; name it from outside"
+
+
 def make_beside(target: Path) -> Path:
     """Make an empty folder under a hidden name beside `target`, open to whom the umask lets in."""
     made = target.with_name(f".{target.name}.{secrets.token_hex(6)}")
@@ -252,6 +269,21 @@ def _same_file(path: Path, handle: int) -> bool:
 
 def _identity(found: os.stat_result) -> tuple[int, int]:
     return found.st_dev, found.st_ino
+
+
+_TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]{12}")
+"""Names of files that are not whole yet (`codec.write_bytes_atomically`)."""
+
+
+def sweep_temporary(folder: Path, names: str) -> None:
+    """Delete what killed writers have left in a folder of files whose names match a pattern.
+
+    Call it where no other process writes such files any more.
+    """
+    for path in folder.glob(".*"):
+        found = _TEMPORARY.fullmatch(path.name)
+        if found is not None and re.fullmatch(names, found[1]):
+            path.unlink(missing_ok=True)
 
 
 SHARED_MEMORY = Path("/dev/shm")

@@ -6,11 +6,12 @@ Both layouts of Linux's control groups are read wherever they are mounted: versi
 """
 
 import errno
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from gnnplan.runtime.errors import BudgetExceeded
-from gnnplan.runtime.plan.schema import MemoryUse, Plan
+from gnnplan.runtime.plan.schema import Device, MemoryUse, Plan
 
 SYS = Path("/sys")
 PROC = Path("/proc")
@@ -173,6 +174,27 @@ def planned_sum(plan: Plan, rank: int | None = None) -> str:
     wanted += [name for name in memories if not name.startswith("rank")]
     sums = [sum_text(name, memories[name]) for name in wanted if name in memories]
     return "planned " + "; ".join(sums) if sums else "the plan holds no memory prediction"
+
+
+def host_bytes(plan: Plan, devices: Sequence[Device]) -> int | None:
+    """Return the bytes of host memory for the ranks of one host; None if not predicted.
+
+    On cores the part `ranks` of a host's sum is the sum of the ranks' own totals, so it is left
+    out. Of GPUs it is their processes, and the ranks' own totals lie in the GPUs' memory.
+    """
+    memories, gpus = plan.prediction.memory_bytes, plan.strategy.kind == "cuda"
+    here = [device for device in devices if not device.needs_gpu]
+    own = [memories[name].total for d in here if (name := f"rank{d.rank}") in memories]
+    host = devices[0].host
+    of_gpus = f"h{host}.host0" if host else "host0"
+    shared = [
+        size
+        for name, use in memories.items()
+        if name in ({of_gpus} if gpus else {device.memory for device in devices})
+        for part, size in use.parts.items()
+        if gpus or part != "ranks"
+    ]
+    return sum(own) + sum(shared) if own or shared else None
 
 
 def check_limit(plan: Plan, group: MemoryGroup | None) -> None:

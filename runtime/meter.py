@@ -3,6 +3,8 @@
 A meter belongs to one rank, whose training and prefetch threads share it without a lock: a record
 is one atomic `list.append`. It reads two clocks: elapsed seconds, and core-seconds of the thread
 that ran the stage, without what a torch or numba pool spends beside it.
+
+Of a long training a stage keeps its first and its latest records; those between leave their sums.
 """
 
 import threading
@@ -29,6 +31,8 @@ STEP = "step"
 """Name in the meter of the whole step: the training stages and the Python between them."""
 _LAST_TRACED = WARMUP_STEPS + TRACED_STEPS
 """Step from which on it is not kept when stages ran."""
+KEPT_RECORDS = 4096
+"""First records of a stage that are kept, and least number of its latest ones."""
 
 
 class Sample(NamedTuple):
@@ -62,6 +66,9 @@ class StageMeter:
 
     def __init__(self) -> None:
         self._samples: dict[str, list[Sample]] = {}
+        self._dropped: dict[str, tuple[int, float]] = {}
+        """Number and seconds of the records that a stage does not keep."""
+        self._dropping = threading.Lock()
         self._counts: list[tuple[int, dict[str, int], dict[str, int]]] = []
         self._lists: list[tuple[int, dict[str, int], dict[str, int]]] = []
         self._ended: list[_Ended] = []
@@ -90,6 +97,21 @@ class StageMeter:
         if samples is None:
             samples = self._samples.setdefault(str(stage), [])
         samples.append(Sample(step, seconds, core_seconds))
+        if len(samples) >= 3 * KEPT_RECORDS:
+            self._drop_middle(str(stage), samples)
+
+    def _drop_middle(self, stage: str, samples: list[Sample]) -> None:
+        """Replace a stage's records between its first and latest ones by their sum.
+
+        Threads add records meanwhile, at the end.
+        """
+        middle = slice(KEPT_RECORDS, 2 * KEPT_RECORDS)
+        with self._dropping:
+            if len(samples) >= 3 * KEPT_RECORDS:
+                number, seconds = self._dropped.get(stage, (0, 0.0))
+                gone = sum(each.seconds for each in samples[middle])
+                self._dropped[stage] = number + KEPT_RECORDS, seconds + gone
+                del samples[middle]
 
     def prolong(self, stage: str, step: int, seconds: float, core_seconds: float = 0.0) -> None:
         """Add to the stage's last record if it is of this step, else record it."""
@@ -138,20 +160,40 @@ class StageMeter:
     def count(self, step: int, rows: Mapping[str, int], num_bytes: Mapping[str, int]) -> None:
         """Record the feature rows and bytes that a step took from each source."""
         self._counts.append((step, dict(rows), dict(num_bytes)))
+        self._sum_middle(self._counts)
 
     def count_lists(
         self, step: int, lists: Mapping[str, int], num_bytes: Mapping[str, int]
     ) -> None:
         """Record the adjacency lists and bytes that sampling a step took from each source."""
         self._lists.append((step, dict(lists), dict(num_bytes)))
+        self._sum_middle(self._lists)
+
+    def _sum_middle(self, counts: list[tuple[int, dict[str, int], dict[str, int]]]) -> None:
+        """Replace counts between the first and the latest ones by their sum."""
+        middle = slice(KEPT_RECORDS, 2 * KEPT_RECORDS)
+        if len(counts) >= 3 * KEPT_RECORDS:
+            with self._dropping:
+                if len(counts) >= 3 * KEPT_RECORDS:
+                    counts[middle] = [(counts[middle][-1][0], *_totals(counts[middle], 0))]
+
+    def total(self, stage: str) -> tuple[int, float]:
+        """Return the number of a stage's records so far, and their seconds."""
+        with self._dropping:
+            number, seconds = self._dropped.get(str(stage), (0, 0.0))
+            kept = list(self._samples.get(str(stage), []))
+        return number + len(kept), seconds + sum(each.seconds for each in kept)
 
     def seconds(self, stage: str, *, skip_steps: int = 0) -> list[float]:
-        """Return a stage's elapsed seconds in order of step, without the first steps."""
-        samples = [s for s in self._samples.get(str(stage), []) if s.step >= skip_steps]
+        """Return a stage's elapsed seconds in order of step, without the first steps.
+
+        Of many steps these are the first and the latest.
+        """
+        samples = [s for s in list(self._samples.get(str(stage), [])) if s.step >= skip_steps]
         return [s.seconds for s in sorted(samples, key=lambda s: s.step)]
 
     def stages(self, *, skip_steps: int = 0) -> dict[str, StageReport]:
-        """Summarise each stage that has a record beyond the first `skip_steps` steps."""
+        """Summarise what is kept of each stage beyond the first `skip_steps` steps, if anything."""
         found: dict[str, StageReport] = {}
         for stage in list(self._samples):
             kept = [s for s in list(self._samples[stage]) if s.step >= skip_steps]
@@ -160,7 +202,7 @@ class StageMeter:
         return found
 
     def totals(self, *, skip_steps: int = 0) -> tuple[dict[str, int], dict[str, int]]:
-        """Return rows by source and bytes by source, summed."""
+        """Return rows and bytes by source, summed; `skip_steps` leaves out the first steps."""
         return _totals(self._counts, skip_steps)
 
     def list_totals(self, *, skip_steps: int = 0) -> tuple[dict[str, int], dict[str, int]]:

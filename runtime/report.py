@@ -99,7 +99,7 @@ class EpochReport:
     """Seconds of training, without evaluation and checkpoints."""
     steps: int
     loss: float
-    """Mean loss per seed over the epoch's steps."""
+    """Mean loss over the epoch's seeds (or links): each counts alike, whatever step it came in."""
     first_loss: float
     last_loss: float
     val: float | None = None
@@ -174,6 +174,8 @@ class RunReport:
 
     The wait of ranks for each other shows in it. Reports of earlier versions lack it.
     """
+    forced: list[str] = field(default_factory=list[str], metadata=codec.UNLESS_SET)
+    """How graph and machine differed from the plan's, where the run was forced all the same."""
     overflowed_steps: int = field(default=0, metadata=codec.UNLESS_SET)
     """Steps of a captured plan whose batch did not fit its shapes, taken kernel by kernel."""
     plans: list[PlanUse] = field(default_factory=list[PlanUse], metadata=codec.UNLESS_SET)
@@ -251,9 +253,13 @@ def window_means(seconds: Sequence[float], stack: int) -> NDArray[np.float64]:
 
 
 def save_report(report: RunReport, folder: Path) -> Path:
-    """Write report.json into a folder, as a whole or not at all; return its path."""
-    path = Path(folder) / REPORT_FILE
-    codec.write_text_atomically(path, codec.dumps(report))
+    """Write report.json into a folder, as a whole or not at all; return its path.
+
+    One that is there already is left as it is.
+    """
+    path, text = Path(folder) / REPORT_FILE, codec.dumps(report)
+    if not path.is_file() or path.read_bytes() != text.encode():
+        codec.write_text_atomically(path, text)
     return path
 
 

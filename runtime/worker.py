@@ -23,7 +23,7 @@ from gnnplan.runtime.errors import GnnplanError, InputError
 from gnnplan.runtime.faults.failure import plan_on_trial, record_failure
 from gnnplan.runtime.faults.heartbeat import Heartbeat, attempt
 from gnnplan.runtime.graph.dataset import Graph, is_typed, open_graph, types_of
-from gnnplan.runtime.identity import check_identity, unused_weights
+from gnnplan.runtime.identity import check_identity, find_mismatches, unused_weights
 from gnnplan.runtime.launch.config import RunConfig, read_offer, read_trials
 from gnnplan.runtime.launch.torchrun import die_with
 from gnnplan.runtime.limits import as_budget_error, memory_group, room_to_keep
@@ -66,6 +66,7 @@ def run(config: RunConfig, heartbeat: Heartbeat | None = None) -> RunReport:
         _ = keep_freed_memory() if roomy else give_back_freed_memory()
         flush_denormals()
     notes = check_identity(plan, force=config.force)
+    forced = find_mismatches(plan) if config.force else []
     rank, _ = rank_and_size()
     usable = usable_core_ids()
     cores = use_threads(plan, rank, pin=config.pin)
@@ -77,10 +78,10 @@ def run(config: RunConfig, heartbeat: Heartbeat | None = None) -> RunReport:
     job = Job(config=config, plan=plan, loader=loader, loop=loop, events=events, cores=cores)
     del loader  # the job's alone, which a trial may replace
     job.notes += notes
+    job.forced = forced
     sampled = name_sampling(plan, config.eval_fanouts) if config.eval_every else ""
     for line in [*unused_weights(plan, graph), *([sampled] if sampled else [])]:
-        job.notes.append(line)
-        events.emit("warning", line=line)
+        job.warn(line)
     job.before = before
     if heartbeat is not None:
         job.heartbeat, job.loader.meter.on_enter = heartbeat, heartbeat.enter
@@ -179,14 +180,19 @@ def main(arguments: list[str]) -> int:
     try:
         run(config, heartbeat)
     except BaseException as error:
-        record_end(config, error)
-        leave(1)  # threads and process groups may wait for ranks that are gone
+        try:
+            record_end(config, error, heartbeat)
+        finally:
+            leave(1)  # threads and process groups may wait for ranks that are gone
     heartbeat.close()
     return 0
 
 
-def record_end(config: RunConfig, error: BaseException) -> None:
-    """Record why this rank failed, and the plan's sum of bytes where memory ran out."""
+def record_end(config: RunConfig, error: BaseException, heartbeat: Heartbeat) -> None:
+    """Record why this rank failed, and the plan's sum of bytes where memory ran out.
+
+    The heartbeat is the rank's: it knows the job's progress on hosts without its checkpoints.
+    """
     rank = rank_and_size()[0]
     try:
         folder = plan_on_trial(config.run_path) or Path(config.plan_folder)
@@ -195,7 +201,7 @@ def record_end(config: RunConfig, error: BaseException) -> None:
         budget = None
     if budget is not None:
         budget.__cause__ = error
-    progress = newest_name(config.run_path / CHECKPOINTS)
+    progress = newest_name(config.run_path / CHECKPOINTS) or heartbeat.saved
     record_failure(config.run_path, rank, budget or error, attempt=attempt(), progress=progress)
 
 

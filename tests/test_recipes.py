@@ -65,7 +65,9 @@ class ToySampler:
     def sample(self, seeds, **settings):
         return self._of.sample(seeds, **settings)
 '''
-TOY_SPEC = """    SamplerSpec(name="toy", cpu="gnnplan.runtime.sampling.toy:ToySampler"),
+TOY_SPEC = """    SamplerSpec(
+        name="toy", cpu="gnnplan.runtime.sampling.toy:ToySampler", unequal=True
+    ),
 """
 
 TOY_TERM = '''

@@ -37,8 +37,9 @@ from gnnplan.planner.report.topology import draw_topology
 from gnnplan.planner.settings import MODELS, POLICIES, PlanSettings
 from gnnplan.planner.units import YES_NO, default_text, read_texts
 from gnnplan.runtime import codec
-from gnnplan.runtime.device import is_planned_machine, machine_facts
+from gnnplan.runtime.device import machine_facts
 from gnnplan.runtime.errors import InputError
+from gnnplan.runtime.identity import is_planned_machine
 from gnnplan.runtime.plan.schema import Plan
 from gnnplan.runtime.plan.setting import SettingField, make_from, setting_fields
 

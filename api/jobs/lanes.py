@@ -13,11 +13,13 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Literal
 
 from sqlalchemy.exc import OperationalError
 
+from gnnplan.api.errors import ServiceError
 from gnnplan.api.jobs.process import (
     EVENTS_FILE,
     LOG_FILE,
@@ -26,7 +28,12 @@ from gnnplan.api.jobs.process import (
     Tail,
     event_of,
 )
-from gnnplan.api.jobs.recording import crash_problem, record_outcome, timeout_problem
+from gnnplan.api.jobs.recording import (
+    crash_problem,
+    problem_of,
+    record_outcome,
+    timeout_problem,
+)
 from gnnplan.api.jobs.registry import KINDS, LANES, PLANNING
 from gnnplan.api.storage.job_queue import LEASE_SECONDS, Ending, JobQueue
 from gnnplan.api.storage.storage import LOCK_FILE, Storage, open_private, private_descriptor
@@ -49,6 +56,8 @@ LOG = logging.getLogger("gnnplan.jobs")
 
 OnEnd = Callable[[JobRow, str, float], None]
 """Called with each ended job, its state and the seconds of its attempt."""
+CheckStart = Callable[[JobRow], None]
+"""Called with each job before its work begins; raises ServiceError or InputError to refuse it."""
 Ended = Literal["exited", "cancelled", "timeout", "stopped", "lost"]
 
 
@@ -190,10 +199,15 @@ class Lanes:
     """The workers of a service: some for the planning lane, one for each other lane."""
 
     def __init__(
-        self, storage: Storage, *, planning_workers: int = 1, on_end: OnEnd | None = None
+        self,
+        storage: Storage,
+        *,
+        planning_workers: int = 1,
+        check_start: CheckStart | None = None,
+        on_end: OnEnd | None = None,
     ) -> None:
         self._storage = storage
-        self._on_end = on_end
+        self._check_start, self._on_end = check_start, on_end
         self._owner = uuid.uuid4().hex
         self._stopping = threading.Event()
         self._wake = {lane: threading.Event() for lane in LANES}
@@ -283,6 +297,9 @@ class Lanes:
             return
         folder = self._storage.job_folder(job.id)
         execution = Execution(self._storage.jobs, job, folder, lambda: self._end_reason(job))
+        if execution.outcome() is None and (problem := self._refusal(job)) is not None:
+            self._finish(job, Ending(state="failed", problem=problem), started)
+            return
         ended = execution.run()
         outcome = execution.outcome()
         if outcome is not None and ended != "lost":
@@ -297,6 +314,20 @@ class Lanes:
         elif ended == "stopped":
             self._storage.jobs.give_back(job, "interrupted")
         self._cancelled.discard(job.id)
+
+    def _refusal(self, job: JobRow) -> dict[str, Any] | None:
+        """Return the problem of a job that may not begin; None where it may."""
+        if self._check_start is None:
+            return None
+        try:
+            self._check_start(job)
+        except ServiceError as error:
+            title = HTTPStatus(error.status).phrase
+            found = {"type": error.kind, "title": title, "status": error.status}
+            return found | {"detail": error.detail}
+        except InputError as error:
+            return problem_of(error)
+        return None
 
     def _crashed(self, job: JobRow, exit_code: int, started: float) -> None:
         LOG.warning("process died", extra={**_words(job), "exit_code": exit_code})

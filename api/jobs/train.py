@@ -82,10 +82,16 @@ def run(request: dict[str, Any], job: JobContext) -> dict[str, Any]:
         run_folder=run_folder,
         resume=job.attempt > 1,
         progress=relay,
-        **request["options"],
+        **options_of(request),
     )
     write_result(job, report)
     return {}
+
+
+def options_of(request: dict[str, Any]) -> dict[str, Any]:
+    """Return the options of a run, whose steps are counted over all attempts at the job."""
+    options: dict[str, Any] = dict(request["options"])
+    return options if options.get("max_steps") is None else options | {"steps_in_all": True}
 
 
 STATE_FILE = "ray.json"
@@ -185,7 +191,7 @@ class _Following:
         wanted = {
             "plan_folder": request["plan_folder"],
             "run_folder": str(self._run_folder),
-            "options": {**request["options"], "resume": self._job.attempt > 1},
+            "options": {**options_of(request), "resume": self._job.attempt > 1},
         }
         codec.write_text_atomically(file, json.dumps(wanted))
         # Written first: whoever is killed from here on leaves a name to look for.

@@ -17,7 +17,9 @@ from gnnplan.api.security import Authenticator, RateLimit
 from gnnplan.api.storage.storage import Storage
 from gnnplan.api.storage.tables import JobRow
 from gnnplan.api.telemetry import Metrics
+from gnnplan.planner.array_cache import cache_folder
 from gnnplan.runtime import codec
+from gnnplan.runtime.errors import InputError
 
 MOST_BYTES = 64 * 2**20
 LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "::1")
@@ -139,6 +141,8 @@ def _failure(check_writable: Callable[[], None]) -> str:
     except SQLAlchemyError as error:
         cause = str(getattr(error, "orig", None) or type(error).__name__).strip()
         return f"expected a database that can be written, found: {cause.splitlines()[0]}"
+    except InputError as error:
+        return str(error)
     return ""
 
 
@@ -173,6 +177,11 @@ class Service:
         if self.ray is not None:
             self.ray.start()
 
+    def check_writable(self) -> None:
+        """Write to what jobs write to; raise OSError, SQLAlchemyError or InputError where it fails."""
+        self.storage.check_writable()
+        cache_folder()
+
     def stop(self) -> None:
         """Stop the running jobs and queue them again."""
         self.lanes.stop()
@@ -187,13 +196,18 @@ class Service:
 
 OnEnd = Callable[[Service, JobRow, str], None]
 """Called with the service, an ended job and its state."""
+OnStart = Callable[[Service, JobRow], None]
+"""Called with the service and a job before its work begins; raises ServiceError to refuse it."""
 
 
-def open_service(settings: ServiceSettings, ended: OnEnd | None = None) -> Service:
+def open_service(
+    settings: ServiceSettings, *, starts: OnStart | None = None, ended: OnEnd | None = None
+) -> Service:
     """Open the data folder and its database, without running anything.
 
     Args:
         settings: of the service.
+        starts: called for each job before its work begins.
         ended: called for each ended job, after its row is written.
     """
     storage = Storage(settings.data_dir, settings.database_url)
@@ -212,7 +226,12 @@ def open_service(settings: ServiceSettings, ended: OnEnd | None = None) -> Servi
         settings=settings,
         storage=storage,
         metrics=metrics,
-        lanes=Lanes(storage, planning_workers=settings.planning_workers, on_end=on_end),
+        lanes=Lanes(
+            storage,
+            planning_workers=settings.planning_workers,
+            check_start=None if starts is None else lambda job: starts(service, job),
+            on_end=on_end,
+        ),
         auth=Authenticator(storage.access, require_key=settings.require_key),
         reads=RateLimit(settings.reads_per_second),
         writes=RateLimit(settings.writes_per_second),

@@ -46,6 +46,7 @@ def submit(
     kind: str,
     request: dict[str, Any],
     *,
+    asked: Any = None,
     subject: str = "",
     time_limit_seconds: float | None = None,
     result: str | None = None,
@@ -53,22 +54,38 @@ def submit(
 ) -> JobRow:
     """Accept a job, or find the job that the caller's Idempotency-Key made.
 
-    `subject` is the plan that it is about; `result` a resource that exists already, so that nothing
-    is left to do. Time limit and lane are the kind's where none is given.
+    Args:
+        service: that takes the job.
+        caller: who asks.
+        kind: of the job.
+        request: what the job's process is given.
+        asked: what the client sent, by which a repeat is known; None: `request`.
+        subject: id of the plan that it is about.
+        time_limit_seconds: longest time of an attempt; None: the kind's.
+        result: a resource that exists already, so that nothing is left to do.
+        lane: where it waits; None: the kind's.
+
+    Raises:
+        TooManyError: too many jobs wait.
+        UnprocessableError: a time limit above the kind's, or a key of another request.
+        NotFoundError: the plan is gone.
     """
+    asked = request if asked is None else asked
+    if (known := find_repeat(service, caller, kind, asked)) is not None:
+        return known
+    limit = _time_limit(kind, time_limit_seconds)
     if result is None and service.storage.jobs.num_waiting() >= service.settings.max_queued_jobs:
         raise TooManyError(
             f"expected fewer than {service.settings.max_queued_jobs} jobs in the queue; try later",
             kind="queue-full",
             headers={"Retry-After": str(RETRY_SECONDS)},
         )
-    spec = KINDS[kind]
-    limit = spec.limit_seconds if time_limit_seconds is None else time_limit_seconds
     job = NewJob(
         kind=kind,
-        lane=lane or spec.lane,
+        lane=lane or KINDS[kind].lane,
         request=request,
-        time_limit_seconds=min(limit, spec.limit_seconds),
+        asked=asked,
+        time_limit_seconds=limit,
         subject=subject,
         principal=caller.principal,
         request_id=caller.request_id,
@@ -79,14 +96,44 @@ def submit(
         row, _ = service.storage.jobs.add(job)
     except PlanGoneError:
         raise NotFoundError(f"no plan {subject}") from None
-    except KeyReusedError:
-        raise UnprocessableError(
-            f"Idempotency-Key {caller.idempotency_key!r}: expected the request it was first used "
-            "with, found another; choose a new key",
-            kind="idempotency-key-reused",
-        ) from None
+    except KeyReusedError as error:
+        raise _reused(error) from None
     service.lanes.notify(job.lane)
     return row
+
+
+def find_repeat(service: Service, caller: Caller, kind: str, asked: Any) -> JobRow | None:
+    """Find the job that the caller's Idempotency-Key made with the same request, if it made one.
+
+    To be called before any check of the request: what was accepted once is not refused later.
+
+    Raises:
+        UnprocessableError: the key made a job with another request.
+    """
+    key, queue = caller.idempotency_key, service.storage.jobs
+    try:
+        return None if key is None else queue.find_repeat(caller.principal, key, kind, asked)
+    except KeyReusedError as error:
+        raise _reused(error) from None
+
+
+def _reused(error: KeyReusedError) -> UnprocessableError:
+    return UnprocessableError(
+        f"Idempotency-Key {str(error)!r}: expected the request it was first used with, found "
+        "another; choose a new key",
+        kind="idempotency-key-reused",
+    )
+
+
+def _time_limit(kind: str, wanted: float | None) -> float:
+    """Return the longest time of an attempt; refuse one beyond the kind's limit."""
+    most = KINDS[kind].limit_seconds
+    if wanted is not None and wanted > most:
+        raise UnprocessableError(
+            f"time_limit_seconds: expected at most {most:.0f}, the service's limit for jobs of "
+            f"kind {kind}, found {wanted:.0f}; ask for less, or leave it out for that limit"
+        )
+    return most if wanted is None else wanted
 
 
 def submit_noop(service: Service, caller: Caller, request: NoopRequest) -> JobRow:
@@ -96,6 +143,7 @@ def submit_noop(service: Service, caller: Caller, request: NoopRequest) -> JobRo
         caller,
         "noop",
         {"seconds": request.seconds, "steps": request.steps},
+        asked=dict(request),
         time_limit_seconds=request.time_limit_seconds,
     )
 
@@ -203,7 +251,7 @@ class JobStates:
 
 
 MayFollow = Callable[[], Awaitable[bool]]
-"""Asked before a follower is told more: whether it may be."""
+"""Check of whether a follower's key is still valid, made before each time events are sent."""
 
 
 async def follow(

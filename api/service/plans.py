@@ -1,11 +1,13 @@
 """Make, read, explain, compare, question and remove plans."""
 
+import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from gnnplan.api.errors import ConflictError, ForbiddenError, NotFoundError, UnprocessableError
 from gnnplan.api.jobs.registry import KINDS, PLANNING, PROBING
 from gnnplan.api.requests import (
+    Limited,
     PlanRequest,
     ProfileRequest,
     SimulationRequest,
@@ -18,22 +20,31 @@ from gnnplan.api.requests import (
 from gnnplan.api.security import Principal, check_model, check_owner
 from gnnplan.api.service.context import Caller, Service, as_json
 from gnnplan.api.service.inputs import graph_folder, machine_reference
-from gnnplan.api.service.jobs import submit
+from gnnplan.api.service.jobs import find_repeat, submit
 from gnnplan.api.storage.storage import PlanInUseError
 from gnnplan.api.storage.tables import JobRow, PlanRow
 from gnnplan.planner.machine.model import MachineModel, load_machine
 from gnnplan.planner.probe.presets import load_preset
 from gnnplan.planner.probe.probe import cached_machine
+from gnnplan.planner.profile.cache import load_record
 from gnnplan.planner.queries.calibrate import load_calibration
 from gnnplan.planner.queries.diff import PlanDiff, diff
 from gnnplan.planner.queries.explain import explain
-from gnnplan.planner.request import check_graph, refuse_unused
+from gnnplan.planner.request import (
+    check_graph,
+    check_replayable,
+    read_changes,
+    refuse_unused,
+)
 from gnnplan.planner.settings import POLICIES
 from gnnplan.runtime import codec
 from gnnplan.runtime.errors import DatasetError, InputError
 from gnnplan.runtime.graph.dataset import Graph, open_graph
 from gnnplan.runtime.plan.io import PLAN_FILE, load_plan
 from gnnplan.runtime.plan.schema import Plan
+
+Probe = Literal["none", "quick", "full"]
+"""What a job needs to know of this machine."""
 
 
 def get_plan(service: Service, plan_id: str) -> Plan:
@@ -80,7 +91,7 @@ def ask_why_not(service: Service, caller: Caller, plan_id: str, request: WhyNotR
             f"expected a policy among {', '.join(POLICIES)}, found {request.policy!r}"
         )
     body = {"policy": request.policy or "", "changes": list(request.changes)}
-    return _ask(service, caller, "why-not", plan_id, body, request.time_limit_seconds)
+    return _ask(service, caller, "why-not", plan_id, request, body)
 
 
 def ask_what_if(service: Service, caller: Caller, plan_id: str, request: WhatIfRequest) -> JobRow:
@@ -91,7 +102,7 @@ def ask_what_if(service: Service, caller: Caller, plan_id: str, request: WhatIfR
         "changes": list(request.changes),
         "target_epoch_seconds": request.target_epoch_seconds,
     }
-    return _ask(service, caller, "what-if", plan_id, body, request.time_limit_seconds)
+    return _ask(service, caller, "what-if", plan_id, request, body)
 
 
 def ask_simulation(
@@ -102,7 +113,7 @@ def ask_simulation(
         "machine": machine_reference(service, request.machine),
         "batches": request.batches,
     }
-    return _ask(service, caller, "simulate", plan_id, body, request.time_limit_seconds)
+    return _ask(service, caller, "simulate", plan_id, request, body)
 
 
 def delete_plan(service: Service, who: Principal, plan_id: str, *, with_runs: bool = False) -> None:
@@ -131,18 +142,22 @@ def _ask(
     caller: Caller,
     kind: str,
     plan_id: str,
+    request: Limited,
     body: dict[str, Any],
-    time_limit_seconds: float | None,
 ) -> JobRow:
-    _row(service, plan_id)
+    asked = [plan_id, dict(request)]
+    if (known := find_repeat(service, caller, kind, asked)) is not None:
+        return known
+    _check_question(service, kind, plan_id, body)
     folder = service.storage.catalogue.plan_folder(plan_id).resolve()
     return submit(
         service,
         caller,
         kind,
         {"plan_folder": str(folder), **body},
+        asked=asked,
         subject=plan_id,
-        time_limit_seconds=time_limit_seconds,
+        time_limit_seconds=request.time_limit_seconds,
     )
 
 
@@ -162,20 +177,25 @@ def create_plan(service: Service, caller: Caller, request: PlanRequest) -> tuple
         UnprocessableError: there is no such machine or graph.
         DatasetError: the graph is damaged.
     """
+    asked = dict(request)
+    if (repeated := find_repeat(service, caller, "plan", asked)) is not None:
+        return repeated, repeated.state == "succeeded"
     wanted = _check_request(service, request, calibrated=request.calibrated) | {
         "calibrated": request.calibrated
     }
-    known = _known_plan(service, wanted, request)
+    settings, known = request.settings(), _known_plan(service, wanted, request)
+    probe: Probe = "none" if settings.quick else "full" if settings.thorough else "quick"
     result = None if known is None else f"/v1/plans/{known}"
     row = submit(
         service,
         caller,
         "plan",
         wanted,
+        asked=asked,
         subject=known or "",
         time_limit_seconds=request.time_limit_seconds,
         result=result,
-        lane=_lane(wanted),
+        lane=_lane(wanted, probe=probe),
     )
     if known is not None:
         service.metrics.cached_plans.inc()
@@ -184,20 +204,30 @@ def create_plan(service: Service, caller: Caller, request: PlanRequest) -> tuple
 
 def create_profile(service: Service, caller: Caller, request: ProfileRequest) -> JobRow:
     """Accept a job that profiles a graph."""
+    asked = dict(request)
+    if (repeated := find_repeat(service, caller, "profile", asked)) is not None:
+        return repeated
+    if request.settings().mode == "full-graph":
+        raise UnprocessableError(
+            "mode: expected auto or minibatch, found full-graph, which is timed when it is planned"
+        )
     wanted = _check_request(service, request)
     return submit(
         service,
         caller,
         "profile",
         wanted,
+        asked=asked,
         time_limit_seconds=request.time_limit_seconds,
-        lane=_lane(wanted),
+        lane=_lane(wanted, probe="full"),
     )
 
 
-def _lane(wanted: dict[str, Any]) -> str:
+def _lane(wanted: dict[str, Any], *, probe: Probe) -> str:
     """Return the job's lane: a lane of its own where this machine is probed first."""
-    return PROBING if _known_machine(wanted["machine"], quick=True) is None else PLANNING
+    if probe == "none" or _known_machine(wanted["machine"], quick=probe == "quick") is not None:
+        return PLANNING
+    return PROBING
 
 
 def _check_request(
@@ -231,6 +261,43 @@ def _open_named_graph(service: Service, name: str) -> Graph:
         raise DatasetError(
             f"{name}: expected files that can be read, found {error.strerror}"
         ) from None
+
+
+def check_job(service: Service, job: JobRow) -> None:
+    """Refuse a job whose model or dataset requests may not name, or whose plan lost its record.
+
+    It may have been accepted before the service was started with other models and graph roots.
+
+    Raises:
+        ForbiddenError: the model is not allowed, or the dataset is outside the graph roots.
+        InputError: the dataset or the plan cannot be read.
+    """
+    asked: dict[str, Any] = json.loads(job.request)
+    if "settings" in asked:
+        check_model(asked["settings"]["workload"]["model"], service.settings.allowed_models)
+        graph_folder(service, asked["graph"])
+    elif job.kind == "train":
+        check_model(get_plan(service, job.subject).workload.model, service.settings.allowed_models)
+    elif job.kind in ("why-not", "what-if", "simulate"):
+        _check_question(service, job.kind, job.subject, asked)
+
+
+def _check_question(service: Service, kind: str, plan_id: str, asked: dict[str, Any]) -> None:
+    """Refuse a question of a plan that it cannot answer, or that names a model not allowed."""
+    plan = get_plan(service, plan_id)
+    if graph_fingerprint(Path(plan.graph.path)) != plan.graph.fingerprint:
+        raise UnprocessableError(
+            f"plan {plan_id}: expected its dataset {plan.graph.name} as it was planned, found "
+            "another in its place; plan again"
+        )
+    if kind == "simulate":
+        check_replayable(plan)
+    if asked.get("machine") is not None:
+        return  # simulated elsewhere: it needs no record of the plan's own machine
+    record = load_record(plan)
+    if kind == "why-not":
+        settings = read_changes(record.settings, asked.get("changes", []))
+        check_model(settings.workload.model, service.settings.allowed_models)
 
 
 def _known_plan(service: Service, wanted: dict[str, Any], request: PlanRequest) -> str | None:

@@ -6,8 +6,9 @@ from typing import Any
 
 from gnnplan.api.errors import ConflictError, NotFoundError, ServiceError, UnprocessableError
 from gnnplan.api.requests import RunRequest
+from gnnplan.api.security import check_model
 from gnnplan.api.service.context import Caller, Service
-from gnnplan.api.service.jobs import read_end, submit
+from gnnplan.api.service.jobs import find_repeat, read_end, submit
 from gnnplan.api.service.plans import get_plan
 from gnnplan.api.storage.database import Page
 from gnnplan.api.storage.tables import JobRow
@@ -20,11 +21,17 @@ from gnnplan.runtime.launch.launch import LOG_FILE, check_startable
 from gnnplan.runtime.limits import check_limit, memory_group
 from gnnplan.runtime.plan.schema import Plan
 from gnnplan.runtime.report import RunReport, load_report
+from gnnplan.runtime.train.evaluation_room import check_eval_fanouts
 
 
 def start_run(service: Service, caller: Caller, request: RunRequest) -> JobRow:
     """Accept a training job."""
+    asked = dict(request)
+    if (repeated := find_repeat(service, caller, "train", asked)) is not None:
+        return repeated
     plan = get_plan(service, request.plan)
+    check_model(plan.workload.model, service.settings.allowed_models)
+    check_eval_fanouts(request.options()["eval_fanouts"], plan.workload.num_layers)
     if service.settings.ray_address is None:  # else it is the cluster's machines that count
         check_can_begin(plan, force=request.options()["force"])
     folder = service.storage.catalogue.plan_folder(request.plan).resolve()
@@ -42,6 +49,7 @@ def start_run(service: Service, caller: Caller, request: RunRequest) -> JobRow:
         caller,
         "train",
         wanted,
+        asked=asked,
         subject=request.plan,
         time_limit_seconds=request.time_limit_seconds,
     )

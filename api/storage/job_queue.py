@@ -31,6 +31,8 @@ class NewJob:
     lane: str
     request: dict[str, Any]
     time_limit_seconds: float
+    asked: Any = None
+    """What the client sent, by which a repeat is told from another request; None: `request`."""
     subject: str = ""
     principal: str = ""
     request_id: str = ""
@@ -73,20 +75,27 @@ class JobQueue:
             KeyReusedError: the key was used for another request.
             PlanGoneError: the job's plan does not exist.
         """
-        digest = codec.content_hash([job.kind, job.request])
+        digest = _digest(job.kind, job.request if job.asked is None else job.asked)
         try:
             return self._add(job, digest)
         except IntegrityError:
             return self._add(job, digest)  # the same key came twice at once: it is known by now
 
+    def find_repeat(self, principal: str, key: str, kind: str, asked: Any) -> JobRow | None:
+        """Find the job that an Idempotency-Key made, if it made one.
+
+        Raises:
+            KeyReusedError: the key was used for another request.
+        """
+        with self._database.reading() as session:
+            return _made_by(session, principal, key, _digest(kind, asked))
+
     def _add(self, job: NewJob, digest: str) -> tuple[JobRow, bool]:
         with self._database.writing() as session:
             if job.idempotency_key is not None:
-                known = session.get(IdempotencyRow, (job.principal, job.idempotency_key))
+                known = _made_by(session, job.principal, job.idempotency_key, digest)
                 if known is not None:
-                    if known.request_hash != digest:
-                        raise KeyReusedError(job.idempotency_key)
-                    return _row(session, known.job_id), True
+                    return known, True
             # Locked, so that it is not removed before this job keeps it.
             lock = {"read": True}
             if job.subject and session.get(PlanRow, job.subject, with_for_update=lock) is None:
@@ -231,6 +240,19 @@ class JobQueue:
             elif row is not None and row.state == "running":
                 row.cancel = True
             return row
+
+
+def _digest(kind: str, asked: Any) -> str:
+    return codec.content_hash([kind, asked])
+
+
+def _made_by(session: Session, principal: str, key: str, digest: str) -> JobRow | None:
+    known = session.get(IdempotencyRow, (principal, key))
+    if known is None:
+        return None
+    if known.request_hash != digest:
+        raise KeyReusedError(key)
+    return _row(session, known.job_id)
 
 
 def _new_row(job: NewJob) -> JobRow:

@@ -241,13 +241,12 @@ class Storage:
     def remove_plan_files(self, plan_id: str) -> None:
         """Remove a plan's folder; whoever is killed meanwhile leaves no part of it under its name.
 
-        What is left of it, and of earlier ones, goes at the next time.
+        What is left of it, and of earlier ones, goes at the next time, or with a sweep.
         """
         plans = self.data_dir / "plans"
         with contextlib.suppress(OSError):
             (plans / plan_id).rename(plans / f"{REMOVED}{uuid.uuid4().hex}")
-        for each in plans.glob(f"{REMOVED}*"):
-            shutil.rmtree(each, ignore_errors=True)
+        self._remove_halfway_plans()
 
     def remove_job_files(self, job_ids: Iterable[str]) -> None:
         """Remove the folders of jobs; their documents stay until the next sweep."""
@@ -258,7 +257,8 @@ class Storage:
     def sweep(self, retention_days: float) -> int:
         """Remove jobs that ended `retention_days` ago and their files; return their number.
 
-        Artefacts that no row names go too; plans, machines and profiles stay.
+        Artefacts, and folders of jobs and runs, that no row names go too: a service that is killed
+        while it removes a job or a plan leaves such. Plans, machines and profiles stay.
         """
         now = time.time()
         before = now - retention_days * DAY_SECONDS
@@ -267,16 +267,36 @@ class Storage:
             ids = list(session.scalars(delete(JobRow).where(*ended).returning(JobRow.id)))
             session.execute(delete(AuditRow).where(AuditRow.time_seconds < before))
         self.remove_job_files(ids)
+        old = min(before, now - GRACE_SECONDS)
+        found = _names_before(self.data_dir / "jobs", old)
+        found |= _names_before(self.data_dir / "runs", old)
         with self.database.reading() as session:
+            known = set(session.scalars(select(JobRow.id)))
             wanted: set[str] = set()
             for column in (JobRow.result_sha256, MachineRow.sha256, ProfileRow.sha256):
                 wanted |= {each for each in session.scalars(select(column)) if each}
-        self.artefacts.sweep(wanted, older_than_seconds=min(before, now - GRACE_SECONDS))
+        self.remove_job_files(found - known)
+        self._remove_halfway_plans()
+        self.artefacts.sweep(wanted, older_than_seconds=old)
         return len(ids)
+
+    def _remove_halfway_plans(self) -> None:
+        for each in (self.data_dir / "plans").glob(f"{REMOVED}*"):
+            shutil.rmtree(each, ignore_errors=True)
 
     def close(self) -> None:
         """Close the database."""
         self.database.close()
+
+
+def _names_before(folder: Path, time_seconds: float) -> set[str]:
+    """Return the names in a folder that were last changed before a Unix time."""
+    found = set[str]()
+    for each in folder.iterdir():
+        with contextlib.suppress(OSError):  # gone meanwhile
+            if each.stat().st_mtime < time_seconds:
+                found.add(each.name)
+    return found
 
 
 def _make_folders(data_dir: Path, *, sqlite: bool) -> None:

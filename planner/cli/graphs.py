@@ -22,6 +22,7 @@ from gnnplan.planner.cli.remote import ServerOption
 from gnnplan.planner.errors import SettingsError
 from gnnplan.runtime import codec
 from gnnplan.runtime.errors import DatasetError, did_you_mean
+from gnnplan.runtime.npy import map_npy
 
 if TYPE_CHECKING:
     from gnnplan.runtime.graph.dataset import Graph
@@ -158,12 +159,16 @@ def _split_facts(graph: "Graph", name: str) -> dict[str, float]:
 
 
 def _arrays(folder: Path) -> dict[str, dict[str, Any]]:
-    """Return type, shape and bytes of every array file of a dataset."""
-    found = {path.name: np.load(path, mmap_mode="r") for path in sorted(folder.glob("*.npy"))}
-    return {
-        name: {"dtype": str(array.dtype), "shape": list(array.shape), "bytes": array.nbytes}
-        for name, array in found.items()
-    }
+    """Return type, shape and bytes of every array file of a dataset, and of others there."""
+    return {path.name: _array_facts(path) for path in sorted(folder.glob("*.npy"))}
+
+
+def _array_facts(path: Path) -> dict[str, Any]:
+    try:
+        array = map_npy(path)
+    except (OSError, ValueError):  # a user's own file: those of the dataset were read
+        return {"dtype": "unreadable", "shape": [], "bytes": path.stat().st_size}
+    return {"dtype": str(array.dtype), "shape": list(array.shape), "bytes": array.nbytes}
 
 
 def _show_all(values: dict[str, Any]) -> None:
@@ -314,7 +319,7 @@ def generate(
         int, typer.Option(help="Feature columns, float32 (typed: of a paper; an author has half).")
     ] = 64,
     classes: Annotated[int, typer.Option(help="Number of classes (links: communities).")] = 10,
-    seed: Annotated[int, typer.Option(help="Seed; equal seeds give equal graphs.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed; equal seeds give equal graphs.")] = 0,
     scale: Annotated[
         float, typer.Option(help="like:NAME: share of the data set's nodes, degree kept.")
     ] = 0.01,

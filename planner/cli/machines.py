@@ -1,6 +1,8 @@
 """`gnnplan doctor`, `probe`, `machine` and `estimate`: what machines are, and what they can do."""
 
+import math
 import os
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -100,8 +102,9 @@ def probe_command(
         raise InputError(
             "--seconds: expected a probe of more than the disk, found --disk; leave one of them out"
         )
-    _refuse_folder(output)
-    output.parent.mkdir(parents=True, exist_ok=True)
+    if seconds is not None and not math.isfinite(seconds):
+        raise InputError(f"--seconds: expected a number of seconds, found {seconds:g}; correct it")
+    _check_output(output)
     limit = {} if seconds is None else {"seconds": seconds}
     with progress_bar("probe") as progress:
         if disk:
@@ -120,9 +123,19 @@ def probe_command(
     _print_written(machine, f"{output}{used}", as_json=as_json)
 
 
-def _refuse_folder(output: Path) -> None:
+def _check_output(output: Path) -> None:
+    """Make the folder of a machine file; refuse one that cannot be written before any work."""
     if output.is_dir():
-        raise IsADirectoryError(21, "expected a file name for -o, found a folder", str(output))
+        raise InputError(f"{output}: expected a file name for -o, found a folder")
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=output.parent):
+            pass
+    except OSError as error:
+        raise InputError(
+            f"{output}: expected a file in a folder that can be written, found {output.parent} "
+            f"({error.strerror or error}); choose another --output"
+        ) from None
 
 
 def own_machine(path: Path, hosts: int) -> MachineModel:
@@ -203,9 +216,8 @@ def import_command(
     """Put what other tools know of a machine onto a machine model."""
     from gnnplan.planner.probe.imports import import_machine
 
-    _refuse_folder(output)
+    _check_output(output)
     machine = import_machine(source, find_machine(onto))
-    output.parent.mkdir(parents=True, exist_ok=True)
     save_machine(machine, output)
     _print_written(machine, str(output), as_json=as_json)
 

@@ -276,13 +276,17 @@ class _ScriptCommand(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         place = self._script_at(args)
-        return super().parse_args(ctx, [*args[:place], "--", *args[place:]])
+        # A user's own "--" before the script says the same.
+        own = [] if "--" in args[:place] else ["--"]
+        return super().parse_args(ctx, [*args[:place], *own, *args[place:]])
 
     def _script_at(self, args: Sequence[str]) -> int:
         """Return the position of the second word that is no option and no option's value."""
         flags = {name for p in self.params if getattr(p, "is_flag", False) for name in p.opts}
         words, takes_value = 0, False
         for place, word in enumerate(args):
+            if word == "--" and not takes_value:
+                return place + 1
             if takes_value:
                 takes_value = False
             elif word.startswith("-") and word != "-":
@@ -413,7 +417,7 @@ def tune_command(
 
     load_plan(plan)
     output = output or plan
-    check_output(output)
+    check_output(output, in_place=True)
     from gnnplan.planner.queries.tune import tune
 
     with progress_bar("tune") as progress:

@@ -1,7 +1,6 @@
 """The client of one service, with a group of methods for each kind of resource."""
 
 import os
-import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from types import TracebackType
@@ -40,9 +39,8 @@ from gnnplan.planner.queries.explain import Explanation
 from gnnplan.planner.settings import PlanSettings
 from gnnplan.planner.workload import WorkloadProfile
 from gnnplan.runtime import codec
-from gnnplan.runtime.folders import make_beside
 from gnnplan.runtime.launch.config import TrainOptions
-from gnnplan.runtime.plan.io import load_plan, put_in_place, refuse_foreign_folder
+from gnnplan.runtime.plan.io import load_plan, plan_in_making
 from gnnplan.runtime.plan.schema import Plan
 from gnnplan.runtime.report import RunReport
 
@@ -196,20 +194,13 @@ class Plans:
         Raises:
             PlanError: the folder holds something else, or what was received is damaged.
         """
-        refuse_foreign_folder(folder)
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        staging = make_beside(folder)
-        try:
+        with plan_in_making(folder) as staging:
             for each in self.artefacts(plan):
                 if each.size_bytes is not None:
                     self._save(plan, each.name, staging)
             found = load_plan(staging, verify_arrays=True)
             if found.plan_id != plan:
                 raise ServiceUnreachableError(f"expected plan {plan}, was given {found.plan_id}")
-            put_in_place(staging, folder)
-        except BaseException:
-            shutil.rmtree(staging, ignore_errors=True)
-            raise
         return found
 
     def _save(self, plan: str, name: str, folder: Path) -> None:

@@ -1,11 +1,16 @@
-"""Count the bytes of a graph that a rank keeps on its GPU beside feature rows.
+"""Count the bytes of a graph that ranks and hosts keep beside feature rows.
 
-They are there for as long as training lasts, so rows have room in what they leave. A rank whose
+They are there for as long as training lasts, so rows have room in what they leave. A GPU whose
 batches the host draws keeps none of them.
 """
 
 from gnnplan.planner.candidate import Candidate
-from gnnplan.planner.cost.rates import INDPTR_BYTES, indices_bytes
+from gnnplan.planner.cost.rates import (
+    INDPTR_BYTES,
+    indices_bytes,
+    ranks_here,
+    topology_bytes,
+)
 from gnnplan.planner.cost.request import Request, sampler_of
 from gnnplan.planner.workload import BatchProfile
 from gnnplan.runtime.graph.dataset import is_typed
@@ -22,6 +27,8 @@ DEGREE_BYTES, LOOPS_BYTES = 8, 4
 """Bytes of a node's degree, and of the number of its self-loops."""
 OWNER_BYTES = 8
 """Bytes of the rank that owns a node."""
+ROW_BYTES = 8
+"""Bytes of a node's row in the table of its type."""
 
 
 def graph_parts(request: Request, candidate: Candidate, batch: BatchProfile) -> dict[str, int]:
@@ -32,23 +39,58 @@ def graph_parts(request: Request, candidate: Candidate, batch: BatchProfile) -> 
     sampler = sampler_of(request.user_sampler, candidate)
     if not draws_on_gpu(request, sampler):
         return {"topology": 0}
-    graph, work = request.graph, request.workload
-    more = {"sampler tables": find_sampler(sampler.name).gpu_node_bytes * graph.num_nodes}
-    if parameters_of(sampler).get("weights", "none") != "none":
+    graph, more = request.graph, node_parts(request, candidate)
+    if draws_by_weights(sampler):
         in_parts = candidate.topology.policy == "partitioned"
         share = candidate.topology.replication / candidate.num_ranks if in_parts else 1
         more["edge weights"] = round(WEIGHT_BYTES * graph.num_edges * share)
-    if work.model == "gcn" and work.gcn_norm == "full":
-        each = DEGREE_BYTES + (LOOPS_BYTES if request.self_loops else 0)
-        more["degrees"] = each * graph.num_nodes
     if candidate.owner == "partition":
         more["owners"] = OWNER_BYTES * graph.num_nodes
-    kept = {name: size for name, size in more.items() if size}
-    return {"topology": _topology_bytes(request, candidate, batch), **kept}
+    return {"topology": _topology_bytes(request, candidate, batch), **more}
+
+
+def node_parts(request: Request, candidate: Candidate) -> dict[str, int]:
+    """Return the bytes of tables by node that a rank keeps: the sampler's and GCN's.
+
+    Source: docs/formulas.md 8.10.
+    """
+    work, sampler = request.workload, sampler_of(request.user_sampler, candidate)
+    each = {"sampler tables": find_sampler(sampler.name).node_bytes}
+    if work.model == "gcn" and work.gcn_norm == "full":
+        each["degrees"] = DEGREE_BYTES + (LOOPS_BYTES if request.self_loops else 0)
+    return {name: size * request.graph.num_nodes for name, size in each.items() if size}
+
+
+def host_parts(request: Request, candidate: Candidate) -> dict[str, int]:
+    """Return the bytes of the graph that a host holds for its ranks, by what they hold.
+
+    The lists, which ranks on cores may have in parts instead; a typed graph's sorted by type, once
+    for all ranks (of GPUs, while they start or are scored); and for each rank where nodes' rows
+    stand in tables by type.
+
+    Source: docs/formulas.md 8.10.
+    """
+    graph, batches = request.graph, request.profile.batches
+    in_ranks = candidate.topology.policy == "partitioned" and not candidate.gpus
+    found = {"topology": 0 if in_ranks else topology_bytes(graph)}
+    if is_typed(request.workload):
+        types = max((len(batch.edge_types) for batch in batches), default=0)
+        ends = INDPTR_BYTES * (graph.num_nodes * max(1, types) + 1)
+        found["lists by type"] = ends + indices_bytes(graph)
+        if any(batch.node_types for batch in batches):
+            found["rows by type"] = ROW_BYTES * graph.num_nodes * ranks_here(candidate)
+    return found
+
+
+def draws_by_weights(sampler: Sampler) -> bool:
+    """Return whether a sampler reads the graph's edge weights."""
+    return parameters_of(sampler).get("weights", "none") != "none"
 
 
 def draws_on_gpu(request: Request, sampler: Sampler) -> bool:
     """Return whether a GPU draws the batches of a plan with that sampler, else the host."""
+    if request.sparse:
+        return False
     links, types = request.graph.task == "link", is_typed(request.workload)
     can = bool(find_sampler(sampler.name).gpu)
     return can and not why_on_host(sampler, links=links, types=types)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from gnnplan.planner.candidate import Candidate, PlacedRows
 from gnnplan.planner.cost.pipeline_time import kappa
-from gnnplan.planner.cost.rates import MachineTable, rate_per_rank, topology_bytes
+from gnnplan.planner.cost.rates import MachineTable, rate_per_rank
 from gnnplan.planner.errors import MachineError, PlanDoesNotFit
 from gnnplan.planner.machine.model import MachineModel, Memory, prefix_of
 from gnnplan.planner.machine.routes import Wiring
@@ -292,26 +292,24 @@ def peer_bytes(candidate: Candidate, batch: BatchProfile, row_bytes: int) -> int
 
 def memory_use(
     parts: list[dict[str, int]],
-    graph: GraphRef,
+    held: Mapping[str, int],
     placed: PlacedRows,
     row_bytes: int,
     machine: MachineModel,
     budgets: Budgets,
     *,
     launcher_bytes: int,
-    mapped_topology: bool = True,
 ) -> dict[str, MemoryUse]:
     """Hold every rank's and the host's parts against their capacities.
 
-    `parts` are each rank's private bytes without own rows. The host maps features and adjacency
-    once; without `mapped_topology` the ranks' own bytes hold the adjacency in parts.
+    `parts` are each rank's private bytes without own rows. The host maps features once, and holds
+    of the graph what `held` says (`graph_memory.host_parts`).
     """
     host, capacity = host_memory(machine)
     capacity = _limited(capacity, budgets.host_bytes)
     limit = capacity if budgets.device_bytes is None else budgets.device_bytes
     found = _rank_uses(parts, placed, row_bytes, [limit] * len(parts), SLOT_BYTES)
-    topology = topology_bytes(graph) if mapped_topology else 0
-    shared = _host_parts(sum(use.total for use in found.values()), placed, row_bytes, topology)
+    shared = _host_parts(sum(use.total for use in found.values()), placed, row_bytes, held)
     return {**found, host: sum_parts({**shared, "launcher": launcher_bytes}, capacity)}
 
 
@@ -338,8 +336,10 @@ def _rank_uses(
     return found
 
 
-def _host_parts(ranks: int, placed: PlacedRows, row_bytes: int, topology: int) -> dict[str, int]:
-    return {"ranks": ranks, "features": placed.host_rows * row_bytes, "topology": topology}
+def _host_parts(
+    ranks: int, placed: PlacedRows, row_bytes: int, held: Mapping[str, int]
+) -> dict[str, int]:
+    return {"ranks": ranks, "features": placed.host_rows * row_bytes, **held}
 
 
 def host_memory_of(machine: MachineModel | Wiring, host: int, kind: str = "host") -> Memory | None:
@@ -380,7 +380,7 @@ def host_bytes(machine: MachineModel, host: int, budgets: Budgets) -> tuple[str,
 def gpu_memory_use(
     parts: list[dict[str, int]],
     candidate: Candidate,
-    graph: GraphRef,
+    held: Mapping[str, int],
     placed: PlacedRows,
     row_bytes: int,
     machine: MachineModel,
@@ -392,7 +392,7 @@ def gpu_memory_use(
     process = int(rate_per_rank(machine, MachineTable.GPU_PROCESS, candidate))
     for host, ranks in ranks_by_host(machine, candidate).items():
         name, size = host_bytes(machine, host, budgets)
-        shared = _host_parts(process * len(ranks), placed, row_bytes, topology_bytes(graph))
+        shared = _host_parts(process * len(ranks), placed, row_bytes, held)
         found[name] = sum_parts(shared, size)
     return found
 

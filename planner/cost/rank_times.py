@@ -30,14 +30,32 @@ class RankWork:
     row_bytes: int
     """Bytes of a row as stored and sent."""
     sampler: str = DEFAULT_SAMPLER
+    user_parameters: Mapping[str, float | str] = field(default_factory=dict[str, float | str])
+    """Parameters of the sampler that the user chose."""
     every_hop: bool = False
     """Whether a hop expands every vertex again, not only new ones."""
+    sparse: bool = False
+    """Whether rows are sparse, so that cores draw and gather batches also for GPUs."""
     captured_bytes: int = 0
     """Bytes of the buffers of a CUDA graph that samples; 0 where there is none."""
     workload: Workload = field(default_factory=Workload)
     """What is trained: its links, and its global batch."""
     exchanges: Exchanges | None = None
     """Exchanges of a shared batch, beside those for the placement's rows."""
+
+    @property
+    def draws_on_gpu(self) -> bool:
+        """Whether a GPU draws the batches."""
+        return self.candidate.kind == "cuda" and not self.sparse
+
+    @property
+    def parameters(self) -> Mapping[str, float | str]:
+        """Return the parameters of the sampler: the user's, and the candidate's own choices."""
+        return {**self.user_parameters, **self.candidate.sampler.parameters}
+
+    def is_timed_with(self, parameter: str) -> bool:
+        """Return whether a GPU was timed with the sampler's parameter, which the user chose."""
+        return self.timing.gpu is not None and parameter not in self.candidate.sampler.parameters
 
     @property
     def list_places(self) -> Mapping[str, float]:
@@ -81,7 +99,7 @@ class DeviceTimes:
     host: float = 0.0
     """Seconds of a step in which the process launches kernels."""
     compute: float | None = None
-    """Seconds of forward, backward and update in which the GPU works; None for all of them."""
+    """Seconds in which the GPU works on forward, backward and update; None: in all of theirs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,7 +113,7 @@ class RankTimes:
     trainer_sigma: float = 0.0
     """Standard deviation over batches of forward_backward, in seconds."""
     wait_sigma: float | None = None
-    """Part of `trainer_sigma` whose wait is not in a measured `all_reduce`; None for all of it."""
+    """Part of `trainer_sigma` that ranks wait for outside a measured `all_reduce`; None: all."""
     all_reduce_core_seconds: float = 0.0
     """Core-seconds of the all-reduce on this rank."""
     loop_overhead: float = 0.0
@@ -111,6 +129,8 @@ class RankTimes:
     exchange_lead: float = 0.0
     """Seconds by which this rank leaves the exchange of rows before the last rank."""
     device: DeviceTimes = DeviceTimes()
+    in_turn: bool = False
+    """Whether one thread makes a batch for a GPU stage after stage, not on lanes."""
 
     def seconds(self, stage: Stage) -> float:
         """Return the elapsed seconds of a stage."""

@@ -21,6 +21,7 @@ from gnnplan.planner.workload import (
     WorkloadProfile,
 )
 from gnnplan.runtime.graph.dataset import Graph
+from gnnplan.runtime.graph.format import word_multiple
 from gnnplan.runtime.plan.schema import GraphRef, Sampler, Workload
 from gnnplan.runtime.sampling.registry import DEFAULT_SAMPLER, find_sampler
 
@@ -32,16 +33,25 @@ def row_bytes(graph: Graph | GraphRef) -> int:
     return graph.feature_dim * ITEM_BYTES.get(graph.feature_dtype, 4)
 
 
-def handed_row_bytes(request: "Request", candidate: Candidate) -> int:
+def held_row_bytes(graph: Graph | GraphRef, candidate: Candidate) -> int:
+    """Return the bytes that a stored feature row takes in memory: whole words where GPUs read it.
+
+    Rows of the host, which GPUs read in place, are laid out as their own.
+    """
+    return word_multiple(row_bytes(graph)) if candidate.gpus else row_bytes(graph)
+
+
+def handed_row_bytes(request: "Request", candidate: Candidate, *, padded: bool = True) -> int:
     """Return the bytes of a feature row in a batch, as the first product reads it.
 
-    Rows come in float32, but as they are stored where the products' precision is that type.
+    Rows come in float32, but as they are stored where the products' precision is that type. On a
+    GPU they are `padded` to whole words.
     """
     graph = request.graph
     same = graph.feature_dtype == request.workload.precision
-    return (
-        row_bytes(graph) if same and candidate.batching == "independent" else 4 * graph.feature_dim
-    )
+    stored = same and candidate.batching == "independent"
+    size = row_bytes(graph) if stored else 4 * graph.feature_dim
+    return word_multiple(size) if padded and candidate.gpus else size
 
 
 def seeds_per_rank(batch_size: int, num_ranks: int) -> int:
@@ -79,6 +89,8 @@ class Request:
     """Whether the graph has self-loops; also where that was not looked up."""
     every_hop: bool = False
     """Whether a hop expands every vertex again, not only new ones."""
+    sparse: bool = False
+    """Whether features are sparse, so that cores draw and gather batches also for GPUs."""
     owned: OwnedBatch | None = None
     """Shared batches as parts of the graph deal them to the candidate's ranks."""
 

@@ -139,7 +139,7 @@ def _period(
     ordered = ordered_seconds(candidate, slowed.loader, trainer_seconds)
     if has_lanes(candidate):
         lanes = replace(lanes_of(candidate, machine, rank), training=trainer_seconds)
-        if candidate.draws_ahead:  # rows are gathered on the lane that draws
+        if candidate.draws_ahead or rank.in_turn:  # rows are gathered on the lane that draws
             lanes = replace(lanes, sample=lanes.loader, gather=0.0)
         seconds = max(lanes_period(candidate, rank, lanes), ordered)
         return _Period(seconds=seconds, fill_seconds=lanes.loader, lanes=lanes)

@@ -126,14 +126,14 @@ def listed_seconds(
 
 
 def add_gpu_dependence(work: RankWork, times: RankTimes) -> RankTimes:
-    """Add the numbers of dependent batches to a GPU's sampling."""
+    """Add the numbers of dependent batches to a GPU's sampling, unless they were timed there."""
     machine, candidate = work.machine, work.candidate
-    kernels = mix_starts(candidate, len(work.batch.edges), work.sampler)
-    if not (kernels and candidate.gpus):
+    kernels = mix_starts(work.parameters, len(work.batch.edges), work.sampler)
+    if not (kernels and work.draws_on_gpu) or work.is_timed_with("kappa"):
         return times
     started, computed = mixed_seconds(
         _entries(work),
-        kernels,
+        kernels / candidate.bulk_batches,
         kernel_seconds=start_seconds(machine),
         byte_seconds=memory_seconds_per_byte(machine, candidate),
     )
@@ -144,7 +144,7 @@ def add_gpu_dependence(work: RankWork, times: RankTimes) -> RankTimes:
 def add_gpu_lists(work: RankWork, times: RankTimes) -> RankTimes:
     """Add the lists that a preference for local neighbours reads whole to a GPU's sampling."""
     machine, candidate = work.machine, work.candidate
-    if not candidate.gpus or not sampler_or_unknown(work.sampler).prefers_local:
+    if not work.draws_on_gpu or not sampler_or_unknown(work.sampler).prefers_local:
         return times
     near, own = memory_seconds_per_byte(machine, candidate), work.list_places.get("own", 0.0)
     far = copy_seconds_per_byte(machine, candidate)[work.rank]
@@ -154,6 +154,9 @@ def add_gpu_lists(work: RankWork, times: RankTimes) -> RankTimes:
     )
     words = "derived: every list that a hop expands is read whole and laid out"
     memory, links = laid + own * near_read, (1 - own) * far_read
+    if work.timing.gpu is not None and work.is_timed_with("factor"):  # but for where lists lie
+        words = "measured: every list that a hop expands is read whole and laid out"
+        memory, links = 0.0, links if work.timing.gpu.topology == "replicated" else 0.0
     return slower_sampling(times, words, memory=memory, links=links)
 
 
@@ -165,7 +168,7 @@ def add_gpu_links(work: RankWork, times: RankTimes) -> RankTimes:
     d_c entries, the graph's mean or the destinations' own.
     """
     machine, candidate, links = work.machine, work.candidate, work.workload.links
-    if not candidate.gpus or work.graph.task != "link":
+    if not work.draws_on_gpu or work.graph.task != "link":
         return times
     near, on_host = memory_seconds_per_byte(machine, candidate), candidate.topology.policy == "host"
     far = copy_seconds_per_byte(machine, candidate)[work.rank] if on_host else near
@@ -195,7 +198,9 @@ def _list_length(work: RankWork) -> float:
 
 
 def _entries(work: RankWork) -> float:
-    return max(work.batch.read_edges, sum(e.mean for e in work.batch.edges))
+    """Return the entries of the lists that a batch expands; as drawn where none were counted."""
+    counted = work.batch.read_edges or work.batch.list_entries
+    return max(counted, sum(e.mean for e in work.batch.edges))
 
 
 def slower_sampling(

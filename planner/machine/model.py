@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from gnnplan.planner.errors import MachineError
-from gnnplan.planner.machine.table import Provenance, Table, make_table as make_table
+from gnnplan.planner.machine.table import MachineTable, Provenance, Table, make_table as make_table
 from gnnplan.runtime import codec
-from gnnplan.runtime.plan.schema import MachineRef
+from gnnplan.runtime.plan.schema import HostSize, MachineRef
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -172,6 +172,7 @@ class MachineModel:
             fingerprint=self.fingerprint,
             calibration=self.calibration,
             provenance=self.provenance,
+            hosts=[] if self.provenance == "preset" else _sizes(self),
         )
 
     def memory(self, name: str) -> Memory:
@@ -227,6 +228,24 @@ def prefix_of(host: int) -> str:
 def num_hosts(machine: MachineModel) -> int:
     """Count the hosts of a machine."""
     return 1 + max((p.host for p in machine.processors), default=0)
+
+
+def _sizes(machine: MachineModel) -> list[HostSize]:
+    """Return the cores, memory and model of GPUs of each host."""
+    found: list[HostSize] = []
+    for host in range(num_hosts(machine)):
+        here = [p for p in machine.processors if p.host == host]
+        cpus = [p for p in here if p.kind == "cpu"]
+        num_bytes = sum(machine.memory(p.memory).capacity_bytes for p in cpus)
+        gpus = [p.model for p in here if p.kind == "cuda"]
+        found.append(
+            HostSize(
+                cores=sum(p.cores for p in cpus),
+                memory_gib=round(num_bytes / 2**30),
+                gpu=gpus[0] if gpus else "",
+            )
+        )
+    return found
 
 
 def joins_hosts(machine: MachineModel) -> bool:
@@ -438,6 +457,10 @@ def check_machine(machine: MachineModel) -> None:
         _once("member of a clique", names)
         for name in names:
             _among("a clique", name, processors, "processors")
+    for member in MachineTable:
+        table = machine.tables.get(member)
+        if table is not None and table.unit != member.unit:
+            _refuse(f"table {member}: expected the unit {member.unit}, found {table.unit!r:.80}")
     if not 0 <= machine.noise < 10:
         _refuse(f"expected noise from 0 to 10, found {machine.noise}")
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from gnnplan.planner.candidate import Candidate, PlacedRows, RankRows
 from gnnplan.planner.cost.cache_model import Masks, Misses, Reuse, SuccessiveReads
 from gnnplan.planner.cost.memory import SLOT_BYTES, slot_bytes
-from gnnplan.planner.cost.request import Request, row_bytes
+from gnnplan.planner.cost.request import Request, held_row_bytes, row_bytes
 from gnnplan.planner.cost.stages.gather import touched_rows
 from gnnplan.planner.placement.costs import RowCosts
 from gnnplan.planner.placement.evaluate import SOURCES
@@ -163,7 +163,7 @@ def place_behind_caches(
     `hotness` is of the candidate's batches, `reads` are those of one rank.
     """
     room, costs = memories.room, memories.costs
-    nodes, stored = request.graph.num_nodes, row_bytes(request.graph)
+    nodes, stored = request.graph.num_nodes, held_row_bytes(request.graph, candidate)
     tried: list[tuple[RowPlacer, Placement, RankRows, int, float]] = []
     for split in splits_of(candidate, room, nodes, stored):
         nothing = [0] * candidate.num_ranks

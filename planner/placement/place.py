@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from gnnplan.planner.array_cache import declare_final
 from gnnplan.planner.candidate import Candidate, PlacedRows, RankRows
 from gnnplan.planner.cost.cache_model import Shares, cross_validate
+from gnnplan.planner.cost.graph_memory import host_parts
 from gnnplan.planner.cost.memory import (
     code_bytes,
     gpu_capacity,
@@ -23,9 +24,10 @@ from gnnplan.planner.cost.memory import (
     ranks_by_host,
 )
 from gnnplan.planner.cost.model import batch_and_timing, fixed_parts
-from gnnplan.planner.cost.rates import MachineTable, lookup, ranks_here, readers, topology_bytes
-from gnnplan.planner.cost.request import Request, row_bytes
+from gnnplan.planner.cost.rates import MachineTable, lookup, ranks_here, readers
+from gnnplan.planner.cost.request import Request, held_row_bytes, row_bytes
 from gnnplan.planner.cost.stages.exchange import exchange_rates
+from gnnplan.planner.cost.stages.exchange_gpu import most_in_transit
 from gnnplan.planner.cost.stages.gather import expected_runs, row_rate, touched_rows
 from gnnplan.planner.cost.stages.gather_gpu import read_seconds
 from gnnplan.planner.machine.model import MachineModel
@@ -47,7 +49,7 @@ def gpu_room(
     Everything else comes first. Every host maps the same rows, so the least of them decides; both
     are 0 where the fixed parts alone do not fit.
     """
-    machine, stored = request.machine, row_bytes(request.graph)
+    machine, stored = request.machine, held_row_bytes(request.graph, candidate)
     # Ranks whose GPUs hold as much have as much beside their rows.
     sizes = {
         gpu_capacity(machine, candidate, rank, request.budgets): rank
@@ -62,9 +64,10 @@ def gpu_room(
         host_bytes(machine, host, request.budgets)[1] - process * len(ranks)
         for host, ranks in ranks_by_host(machine, candidate).items()
     )
-    host -= topology_bytes(request.graph)
+    host -= sum(host_parts(request, candidate).values())
     nodes = request.graph.num_nodes
     on_host = min(nodes, max(0, host) // stored) if shared_host else 0
+    own -= most_in_transit(request, candidate, disk=on_host < nodes)
     return max(0, own), on_host
 
 
@@ -126,7 +129,7 @@ def capacity(request: Request, candidate: Candidate, *, shared_host: bool) -> Ca
     The shared mapping comes first: it serves all ranks. What is left of the host is split evenly;
     a device budget limits each rank besides. Both are zero where the ranks alone do not fit.
     """
-    stored, nodes = row_bytes(request.graph), request.graph.num_nodes
+    stored, nodes = held_row_bytes(request.graph, candidate), request.graph.num_nodes
     codes = code_bytes(nodes)
     if candidate.kind == "cuda":
         own_bytes, host_rows = gpu_room(request, candidate, codes, shared_host=shared_host)
@@ -139,7 +142,7 @@ def capacity(request: Request, candidate: Candidate, *, shared_host: bool) -> Ca
     host = least_host_bytes(request.machine)
     if request.budgets.host_bytes is not None:
         host = min(host, request.budgets.host_bytes)
-    mapped = 0 if candidate.topology.policy == "partitioned" else topology_bytes(request.graph)
+    mapped = sum(host_parts(request, candidate).values())
     left = max(0, host - mapped - request.launcher_bytes - here * private)
     host_rows = min(nodes, left // stored) if shared_host else 0
     own_bytes = (left - host_rows * stored) // here
@@ -345,7 +348,8 @@ def place_rows_and_lists(
     `degrees` are the lengths of all lists, other arguments those of `place_rows`. The policy places
     rows in what lists leave. Lists are placed vertex by vertex: in length they are not alike.
     """
-    stored, room, ranks = row_bytes(request.graph), memories.room, candidate.num_ranks
+    stored = held_row_bytes(request.graph, candidate)
+    room, ranks = memories.room, candidate.num_ranks
     every = [law.everything for law in laws or [hotness]]
     keeps = candidate.policy != "none"
     heats = [

@@ -44,7 +44,8 @@ class ItemPlacement:
     """Where the items of one kind lie and are read."""
 
     own: list[Ids]
-    """Ids each device holds, by slot."""
+    """Ids that each device holds, by device, in the order of slots; devices that hold the same
+    share one array."""
     on_host: NDArray[np.bool_] | None
     """Whether the host has the item, shape [N]; None: it has all."""
     elsewhere: list[NDArray[np.uint8]] | None = None
@@ -74,6 +75,19 @@ class Placement:
     def on_host(self) -> NDArray[np.bool_] | None:
         """Whether a feature row is in host memory, shape [N]; None: all are."""
         return self.items[0].on_host
+
+    @property
+    def reads_disk(self) -> bool:
+        """Whether a device has a feature row neither in its clique's memories nor on the host."""
+        if self.on_host is None:
+            return False
+        for clique in self.cliques:
+            near = self.on_host.copy()
+            for device in clique:
+                near[self.own[device]] = True
+            if not near.all():
+                return True
+        return False
 
 
 def repeat_ids(ids: NDArray[np.int64], times: int) -> NDArray[np.int64]:

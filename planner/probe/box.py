@@ -77,6 +77,8 @@ class Numa:
 class Network:
     """Cards of one host, all alike, and the cost of a message between hosts."""
 
+    hosts: int
+    """Most hosts that it joins."""
     cards: int
     bytes_per_second: Number
     """Bandwidth of one card, one direction."""
@@ -86,7 +88,7 @@ class Network:
 
 
 MOST_HOSTS = 64
-"""Most hosts of a preset."""
+"""Most hosts of a preset whose network does not say how many it joins."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -112,7 +114,7 @@ class Box:
     @property
     def most_hosts(self) -> int:
         """Return the most hosts that the preset can be asked for; 1 without a network."""
-        return 1 if self.network is None else MOST_HOSTS
+        return 1 if self.network is None else self.network.hosts
 
     def links(self) -> NDArray[np.int64]:
         """Return the NVLinks between each two GPUs, shape (num_gpus, num_gpus)."""
@@ -145,6 +147,7 @@ def read_box(plain: dict[str, Any], name: str) -> Box:
 
 def _read_network(plain: dict[str, Any], name: str) -> Network:
     return Network(
+        hosts=int(plain.get("hosts", MOST_HOSTS)),
         cards=int(plain["cards"]),
         **{
             key: read_number(plain[key], f"{name}: network: {key}")

@@ -7,8 +7,6 @@ before they are measured (DEC-101). Read this page first; each subject is a file
 """
 
 import platform
-import shutil
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -61,6 +59,7 @@ from gnnplan.runtime.codec import content_hash
 from gnnplan.runtime.comm.route import check_loopback
 from gnnplan.runtime.device import available_ram_bytes, machine_facts, machine_fingerprint
 from gnnplan.runtime.errors import WorkerFailed
+from gnnplan.runtime.folders import Unfinished, sweep_unfinished
 
 VERSION = "7"
 """Version of the tables' meaning; cached machines of another version are measured anew."""
@@ -166,7 +165,8 @@ def probe_with(
     cores = facts["cores"]
     wanted = max(2, cores * (2 if sizes.oversubscribe else 1))
     before = quiet.read_load()
-    scratch = Path(tempfile.mkdtemp(prefix="probe-", dir=cache_folder()))
+    made = _make_scratch()
+    scratch = made.folder
     sizes = fit_to(sizes, cores=cores, available_ram_bytes=available_ram_bytes())
     try:
         report("starting processes", 0.0)
@@ -189,7 +189,7 @@ def probe_with(
                 team.kill()
         memories = links.host_memories(facts, scratch)
     finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+        made.remove()
     notes = under_way.time_notes() + context.notes + links.numa_notes(facts)
     notes += quiet.load_notes(before, quiet.read_load(), cores)
     notes += quiet.disturbance_notes(context.patience.num_disturbed)
@@ -275,13 +275,14 @@ def with_disk_again(
     report = progress or silent
     report("disk", 0.0)
     sizes = FULL if machine.extent == FULL.name else QUICK
-    scratch = Path(tempfile.mkdtemp(prefix="probe-", dir=cache_folder()))
+    made = _make_scratch()
+    scratch = made.folder
     try:
         with Team(max(1, min(sizes.max_team, machine.num_cores))) as team:
             context = ProbeContext(team=team, sizes=sizes, cores=machine.num_cores, scratch=scratch)
             found = disk.measure(context)
     finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+        made.remove()
     report("done", 1.0)
     return replace(
         machine,
@@ -300,6 +301,12 @@ def _start_table(context: ProbeContext, seconds: float) -> dict[str, Table]:
     return context.table(
         "process_start", "seconds", {"ranks": [size]}, {(size,): summarize([seconds])}
     )
+
+
+def _make_scratch() -> Unfinished:
+    """Make a folder for files to measure, and remove those of probes that were killed."""
+    sweep_unfinished(cache_folder())
+    return Unfinished(cache_folder() / "probe")
 
 
 def _noise(context: ProbeContext) -> float:

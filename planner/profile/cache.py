@@ -8,7 +8,6 @@ and plan folders stay the same to the byte wherever they are made.
 
 import contextlib
 import shutil
-import tempfile
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -23,7 +22,7 @@ from gnnplan.planner.machine.model import MachineModel
 from gnnplan.planner.settings import PlanSettings
 from gnnplan.planner.workload import Hotness, WorkloadProfile
 from gnnplan.runtime import codec
-from gnnplan.runtime.folders import take_name
+from gnnplan.runtime.folders import Unfinished, sweep_unfinished, take_name
 from gnnplan.runtime.npy import map_npy
 from gnnplan.runtime.plan.schema import Plan
 
@@ -85,20 +84,25 @@ class Staged:
 
 @contextmanager
 def staged(key: str, folder: Path | None = None) -> Generator[Staged]:
-    """Make a profile piece by piece; it is kept once it is finished, as a whole or not at all."""
+    """Make a profile piece by piece; it is kept once it is finished, as a whole or not at all.
+
+    What killed processes have left of profiles is removed.
+    """
     place = folder or cache_folder()
     place.mkdir(parents=True, exist_ok=True)
-    staging = Path(tempfile.mkdtemp(dir=place, prefix=f".{key}."))
+    sweep_unfinished(place)
+    staging = Unfinished(place / key)
     try:
-        made = Staged(staging)
+        made = Staged(staging.folder)
         yield made
         if made.finished:
+            staging.finish()
             # What was there is damaged, or another process's, and as good as this.
-            earlier = take_name(staging, place / key)
+            earlier = take_name(staging.folder, place / key)
             if earlier is not None:
                 shutil.rmtree(earlier, ignore_errors=True)
     finally:
-        shutil.rmtree(staging, ignore_errors=True)
+        staging.remove()
 
 
 def save(key: str, profile: Profile, folder: Path | None = None) -> None:

@@ -26,11 +26,11 @@ from gnnplan.planner.profile.cache import Profile
 from gnnplan.planner.profile.community_law import Numbers, mean_drawn
 from gnnplan.planner.profile.operations import FLOAT_BYTES, Operation, elementwise, product
 from gnnplan.planner.profile.roofline import (
-    OPTIMIZER_PASSES,
     RooflineRate,
     product_rate,
     rates_of_cores,
     rooflines,
+    update_operation,
 )
 from gnnplan.planner.settings import PlanSettings
 from gnnplan.planner.workload import (
@@ -448,9 +448,8 @@ def costed_timing(
         for layer, (_, b) in zip(layers, widths, strict=True)
         for each in layer
     )
-    update = rate.seconds(
-        Operation(flops=10.0 * parameters, moved_bytes=4.0 * OPTIMIZER_PASSES * parameters)
-    )
+    # Parameters, gradients and moments stay in float32.
+    update = replace(rate, bytes=slowest).seconds(update_operation(parameters))
     one = {"ranks": [ranks], "threads": [1]}
     return ModelTiming(
         forward_backward=make_table(
@@ -460,7 +459,7 @@ def costed_timing(
         optimizer=make_table(
             "seconds", one, [max(update, UPDATE_STARTS * start)], flops.spread, provenance="derived"
         ),
-        num_parameters=round(parameters),
+        num_parameters=parameters,
         host_seconds=started + UPDATE_STARTS * start,
         device_seconds=worked + update,
         activation_bytes=round(FLOAT_BYTES * kept / times),

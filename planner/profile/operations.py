@@ -148,12 +148,12 @@ CALLS_PER_START = 1.7
 ATTENTION_CALLS = 30
 """Torch's calls of a layer of attention, forward and back."""
 ATTENTION_NUMBERS, GRADIENT_NUMBERS = 9, 14
-"""Numbers of an edge and head that attention loads and stores, and that its gradient does."""
+"""How many numbers attention loads and stores per edge and head: forward, and in its gradient."""
 EXPONENTIAL = 14
 """Steps of an exponential of one number, each of which takes as long as a load."""
 ATTENTION_ROWS, GRADIENT_ROWS = 1, 3
-"""Rows of an edge that come from outside: the source's, and back its gradient's too, read and
-written."""
+"""How many rows per edge come from outside the caches: forward the source's; in the gradient also
+that of the source's gradient, which is read and written."""
 RELATION_CALLS, ROOT_CALLS = 13, 11
 """Torch's calls of a relation that has edges, and of the rest of such a layer."""
 ENCODING_CALLS, TYPE_CALLS, ONE_TYPE_CALLS = 8, 6, 5

@@ -345,7 +345,8 @@ def is_timed(graph: Graph, settings: PlanSettings, machine: MachineModel) -> boo
     """Tell whether the GPUs are this machine's, and draw this graph's batches themselves."""
     if machine.provenance != "measured" or machine.fingerprint != machine_fingerprint():
         return False
-    return str(graph.task) != "link" and not is_typed(settings.workload)
+    plain = str(graph.task) != "link" and not is_typed(settings.workload)
+    return plain and graph.x_csr is None
 
 
 def _number_of_gpu(machine: MachineModel) -> int:

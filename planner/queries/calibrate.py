@@ -143,9 +143,10 @@ def refit(
 ) -> tuple[dict[str, float], list[str]]:
     """Add a run to the machine's file; return factors for the plan's graph, and alarms.
 
-    A run is left out that has too few steps, was on a busy machine, ran on GPUs, of whose stages
-    only the host's part is measured, or whose plan is an estimate, since factors scale what was
-    measured. `used` are the factors that the plan was made with.
+    A run is left out that has too few steps, was on a busy machine, was forced on another machine
+    or graph, ran on GPUs, of whose stages only the host's part is measured, or whose plan is an
+    estimate, since factors scale what was measured. `used` are the factors that the plan was made
+    with.
 
     Raises:
         SettingsError: the file is damaged.
@@ -154,7 +155,7 @@ def refit(
     fingerprint, graph = plan.machine.fingerprint, plan.graph.fingerprint
     known = load_calibration(fingerprint)
     trusted = report.step_seconds.enough and not report.noise.overloaded
-    if not trusted or on_gpus(plan) or plan.prediction.estimated:
+    if not trusted or report.forced or on_gpus(plan) or plan.prediction.estimated:
         return known.factors(graph), []
     names = comparison.factor_names
     ratios = {

@@ -241,6 +241,7 @@ def _notes(plan: Plan, report: RunReport, stages: dict[str, StageComparison]) ->
     if not step.enough:
         found = f"{step.count} steps after {step.discarded} discarded"
         notes.append(f"expected at least {MIN_MEASURED_STEPS} measured steps, found {found}")
+    notes += [f"forced, so that the run teaches no factors: {line}" for line in report.forced]
     if report.noise.overloaded:
         notes.append(f"the machine was busy (load {report.noise.load_before:.1f}) when it began")
     if report.noise.steal_fraction > 0.02:

@@ -28,7 +28,7 @@ from gnnplan.planner.cost.model import (
 )
 from gnnplan.planner.cost.rank_times import RankWork
 from gnnplan.planner.cost.rates import INDEX_BYTES, MachineTable
-from gnnplan.planner.cost.request import Request, row_bytes, seeds_per_rank
+from gnnplan.planner.cost.request import Request, held_row_bytes, row_bytes, seeds_per_rank
 from gnnplan.planner.cost.stages.all_reduce import (
     algorithm_seconds,
     fabric_of,
@@ -162,7 +162,8 @@ class PricedWay:
         The more rows a GPU keeps, the longer its memory is busy, and the shorter all else; so the
         best number of bytes is where the two meet, whatever the GPU has beyond it (DEC-180).
         """
-        way, unit = self.placed.way, row_bytes(self.placed.way.request.graph)
+        way = self.placed.way
+        unit = held_row_bytes(way.request.graph, way.candidate)
 
         @functools.cache
         def price(rows: int) -> PricedWay:
@@ -428,7 +429,7 @@ def _placed(request: Request, candidate: Candidate, heat: HeatGroups, room: Capa
         candidate,
         heat,
         costs,
-        own_rows=min(graph.num_nodes, (room.own_bytes - size) // row_bytes(graph)),
+        own_rows=min(graph.num_nodes, (room.own_bytes - size) // held_row_bytes(graph, candidate)),
         host_rows=room.host_rows,
         code_bytes=codes,
         list_bytes=size,
@@ -451,7 +452,7 @@ def _lists_beside_rows(
     shares = heat.kept_lists(np.array(sizes, np.float64), entry).tolist()
 
     def tried(size: int, share: float) -> tuple[float, int, float]:
-        rows = (room.own_bytes - size) // row_bytes(graph)
+        rows = (room.own_bytes - size) // held_row_bytes(graph, candidate)
         _, seconds = split_rows(heat, costs, members=members, own_rows=rows, host_rows=mapped)
         return seconds + drawn * (share * own + (1.0 - share) * host), size, share
 

@@ -14,6 +14,7 @@ from gnnplan.planner.cost.memory import Budgets, size_text
 from gnnplan.planner.cost.rates import topology_bytes
 from gnnplan.planner.cost.request import (
     expected_vertices,
+    held_row_bytes,
     row_bytes,
     seeds_per_rank,
     steps_per_epoch,
@@ -111,7 +112,8 @@ def _half_precision(
         size = memory.parts.get("own rows", 0)
     else:
         copies = found.copies // found.candidate.hosts
-        size = memory.parts.get("features", 0) + copies * row_bytes(graph)
+        each = held_row_bytes(graph, found.candidate)
+        size = memory.parts.get("features", 0) + copies * each
     how = "graph import --feature-dtype bfloat16"
     return {f"features in bfloat16 ({how}, which rounds them)": size // 2}
 

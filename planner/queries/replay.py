@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from gnnplan.planner.errors import SettingsError
 from gnnplan.runtime.comm.collectives import Communicator
 from gnnplan.runtime.features.cache import Slots
 from gnnplan.runtime.features.disk import INDEX_BYTES_PER_ID, Disk
@@ -93,21 +92,6 @@ class Replay(LoaderParts):
         if self.plan.strategy.topology.policy == "partitioned":
             return SampleStage(self.sampler(self.plan.strategy.sampler))
         return super()._sample_stage(schedule)
-
-
-def check_replayable(plan: Plan) -> None:
-    """Refuse full-graph training and cooperative batches, which ranks do not draw alone.
-
-    Raises:
-        SettingsError: the plan is one of those.
-    """
-    strategy = plan.strategy
-    if strategy.mode != "minibatch" or strategy.batching != "independent":
-        found = "full-graph" if strategy.mode != "minibatch" else "cooperative batches"
-        raise SettingsError(
-            f"simulate: expected mini-batches that each rank draws alone, found {found}; train the "
-            "plan and look at its report"
-        )
 
 
 @dataclass(slots=True)

@@ -14,13 +14,7 @@ from numpy.typing import NDArray
 from gnnplan.planner.cost.link_use import LinkUse, PlanRoutes
 from gnnplan.planner.errors import SettingsError
 from gnnplan.planner.machine.model import MachineModel
-from gnnplan.planner.queries.replay import (
-    BatchCounts,
-    Replay,
-    RowCounter,
-    RowCounts,
-    check_replayable,
-)
+from gnnplan.planner.queries.replay import BatchCounts, Replay, RowCounter, RowCounts
 from gnnplan.planner.queries.simulated_times import (
     SimulatedTimes,
     Work,
@@ -28,6 +22,7 @@ from gnnplan.planner.queries.simulated_times import (
     step_times,
     topology_links,
 )
+from gnnplan.planner.request import check_replayable
 from gnnplan.planner.search.dimensions.ranks import plans_gpus
 from gnnplan.planner.units import Progress
 from gnnplan.runtime.errors import PlanError

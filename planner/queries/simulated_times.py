@@ -121,7 +121,6 @@ def _loader_seconds(plan: Plan, machine: MachineModel, batch: BatchCounts) -> li
     candidate = make_candidate(
         list_cores(plan.num_ranks),
         threads=strategy.threads,
-        prefetch_depth=strategy.prefetch_depth,
         policy=strategy.policy,
     )
     edge = edge_rate(machine, plan.graph, candidate).seconds

@@ -12,7 +12,6 @@ import functools
 import hashlib
 import itertools
 import math
-import shutil
 import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
@@ -50,14 +49,9 @@ from gnnplan.planner.settings import PlanSettings
 from gnnplan.planner.units import Progress, silent
 from gnnplan.runtime import codec
 from gnnplan.runtime.errors import GnnplanError, InputError
+from gnnplan.runtime.faults.failure import PLANS_FOLDER
 from gnnplan.runtime.identity import check_identity
-from gnnplan.runtime.launch.config import (
-    PLANS_FOLDER,
-    Trials,
-    check_alike,
-    read_offer,
-    read_trials,
-)
+from gnnplan.runtime.launch.config import Trials, check_alike, read_offer, read_trials
 from gnnplan.runtime.plan.io import copy_plan, load_plan, refuse_foreign_folder, save_plan
 from gnnplan.runtime.plan.schema import Plan
 from gnnplan.runtime.report import (
@@ -411,7 +405,7 @@ def plan_trials(out: Path, epochs: int, *, least_seconds: float = 0.0) -> Trials
     fitting = (
         (most, rounds)
         for most, rounds in TRIED
-        if _trials_of(range(most), rounds, out).num_steps <= TRIAL_SHARE * steps
+        if _trials_of(out, range(most), rounds).num_steps <= TRIAL_SHARE * steps
     )
     most, rounds = next(fitting, (1, 0))
     if most == 1:
@@ -419,28 +413,31 @@ def plan_trials(out: Path, epochs: int, *, least_seconds: float = 0.0) -> Trials
     record, search = load_record(plan), reopen(plan)
     explored = search.explore()
     place = out / "run" / PLANS_FOLDER
-    shutil.rmtree(place, ignore_errors=True)
-    made = [copy_plan(out, place / "0")]
+    # An earlier run's plans stay until this one begins: it could not go on without them.
+    taken = [int(each.name) for each in place.glob("*") if each.name.isdecimal()]
+    first = max(taken, default=-1) + 1
+    made = [copy_plan(out, place / str(first))]
     chosen = choose(explored.priced, search.request.machine.noise)
     for each in shortlist(explored.priced, chosen, len(explored.priced))[1:]:
         same = each.candidate.num_ranks == plan.num_ranks
         if len(made) == most or not same or not may_be_alike(search, each, plan):
             continue
         tried = draft_candidate(search, explored, each, record)
-        found = write_draft(tried, place / str(len(made)))
+        found = write_draft(tried, place / str(first + len(made)))
         with contextlib.suppress(InputError):
             check_alike([plan, found])
             made.append(found)
     if len(made) == 1 and record.settings.devices is not None:
         return "trials: no other candidate trains the same on as many ranks"
-    return _trials_of(range(len(made)), rounds, out)
+    return _trials_of(out, range(first, first + len(made)), rounds)
 
 
-def _trials_of(numbers: range, rounds: int, out: Path) -> Trials:
-    forth, back = list(numbers), list(reversed(numbers))
-    turns = [each for turn in range(rounds) for each in (back if turn % 2 else forth)]
+def _trials_of(out: Path, names: range, rounds: int) -> Trials:
+    """Return the turns, forth and back, of plans in folders of such names."""
+    forth = list(range(len(names)))
+    turns = [each for turn in range(rounds) for each in forth[:: -1 if turn % 2 else 1]]
     place = (out / "run" / PLANS_FOLDER).resolve()
-    return Trials(plans=[str(place / str(number)) for number in numbers], turns=turns)
+    return Trials(plans=[str(place / str(name)) for name in names], turns=turns)
 
 
 def may_be_alike(search: Search, priced: PlacedCandidate, plan: Plan) -> bool:

@@ -1,6 +1,8 @@
 """Define what tuning is asked for, what it finds, and what decides; imports nothing heavy."""
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
@@ -9,12 +11,14 @@ from typing import TYPE_CHECKING, Any
 from gnnplan.planner.errors import SettingsError
 from gnnplan.planner.settings import check_values
 from gnnplan.runtime import codec
+from gnnplan.runtime.errors import GnnplanError
+from gnnplan.runtime.faults.failure import PLANS_FOLDER
 from gnnplan.runtime.launch.config import (
-    PLANS_FOLDER,
     RanksOffer,
     Trials,
     check_alike,
     read_offer,
+    read_trials,
     write_offer,
 )
 from gnnplan.runtime.plan.io import load_plan
@@ -83,6 +87,8 @@ class TuneRequest:
             found = getattr(self, name)
             if not 1 <= found <= most:
                 raise SettingsError(f"--{name}: expected 1 to {most}, found {found}; correct it")
+        if self.seed < 0:
+            raise SettingsError(f"--seed: expected 0 or more, found {self.seed}; correct it")
         if self.target is not None and not 0.0 < self.target <= 1.0:
             raise SettingsError(
                 f"--to-accuracy: expected a score above 0 and at most 1, found {self.target:g}"
@@ -149,6 +155,11 @@ def run_to(launch: Launcher, folder: Path, run: Path, *, target: float, epochs: 
     def watch(event: dict[str, Any]) -> None:
         if event.get("event") != "epoch":
             return
+        if event["val"] is None:
+            raise GnnplanError(
+                "--to-accuracy: expected a validation score after each epoch, found none: the "
+                "validation nodes have no known labels, or all the same; give the graph others"
+            )
         seconds.append(float(event["seconds"]))
         scores.append(float(event["val"]))
         if scores[-1] >= target:
@@ -207,8 +218,9 @@ def offer_ranks(out: Path, kept: dict[str, Any], epochs: int) -> str:
     """Offer a run the plan on another number of ranks that promises to end it sooner (DEC-186).
 
     Candidates are priced again with what the kept plan's stages took. The best is offered if it is
-    faster than the measured step by more than its interval, and saves more seconds over the epochs
-    that are left than two starts take. A number of ranks that the user gave stays.
+    faster than the measured step by more than its interval, saves more seconds over the epochs that
+    are left than two starts take, and can have its turn in them. A number of ranks that the user
+    gave stays.
 
     Args:
         out: plan folder, with the plan that its run keeps.
@@ -233,13 +245,16 @@ def offer_ranks(out: Path, kept: dict[str, Any], epochs: int) -> str:
     left = steps * (epochs - int(kept["step"]) // steps - 1)
     factors = {name: record.factors.get(name, 1.0) * r for name, r in ratios.items()}
     record = replace(record, factors=record.factors | factors)
+    trials = read_trials(out / "run")
+    turn = 0 if trials is None else trials.steps_elsewhere(len(seconds))
     for candidate, made in _on_other_ranks(plan, record, ratios, now):
-        if not promises(made.plan, plan, now, left, measured=bool(ratios)):
+        least = steps_to_pay(made.plan, plan, now, measured=bool(ratios))
+        if left <= max(least, turn):
             continue
         place = (out / "run" / PLANS_FOLDER / OTHER_FOLDER).resolve()
         found = write_draft(made, place)
         check_alike([plan, found], any_ranks=True)
-        write_offer(out / "run", RanksOffer(folder=str(place)))
+        write_offer(out / "run", RanksOffer(folder=str(place), least_steps=int(least)))
         step = found.prediction.step_seconds.value
         return (
             f"{name_of(candidate)} promises {step * 1e3:.3g} ms per step instead of "
@@ -265,15 +280,16 @@ def measured_ratios(plan: Plan, stages: Mapping[str, float]) -> dict[str, float]
     }
 
 
-def promises(made: Plan, plan: Plan, now: float, steps: int, *, measured: bool) -> bool:
-    """Tell whether a plan is sure to save more in so many steps than two starts of ranks take.
+def steps_to_pay(made: Plan, plan: Plan, now: float, *, measured: bool) -> float:
+    """Return the steps in which a plan saves as much as two starts of ranks take.
 
-    `now` are the measured seconds of a step under `plan`; `measured` says whether stages were.
+    Infinite where it is not sure to save. `now` are the measured seconds of a step under `plan`;
+    `measured` says whether stages were.
     """
     step = made.prediction.step_seconds
     high = min(step.high, step.value * (1 + TRANSFERRED)) if measured else step.high
     starts = made.prediction.startup_seconds + plan.prediction.startup_seconds
-    return high < now and (now - step.value) * steps > starts
+    return starts / (now - step.value) if high < now else math.inf
 
 
 def _on_other_ranks(
@@ -312,6 +328,9 @@ def train_and_keep(
 ) -> "RunReport":
     """Train from a plan's folder, and leave the fastest plan and the report in it.
 
+    A plan that cannot be put there, as on a full disk, ends no training: it is put there at the
+    end, or when the run goes on.
+
     Args:
         out: plan folder; the run is in it.
         trials: plans to try; None trains under the folder's plan, or resumes the run's own trials.
@@ -323,15 +342,28 @@ def train_and_keep(
     from gnnplan.runtime.launch.launch import train
     from gnnplan.runtime.report import save_report
 
+    waiting = list[dict[str, Any]]()
+
+    def keep(event: dict[str, Any]) -> None:
+        waiting[:] = [event]
+        say(kept_line(keep_plan(out, event), int(event["step"])))
+        waiting.clear()
+
     def watch(event: dict[str, Any]) -> None:
         if event.get("event") == "kept" and not (event.get("again") and has_kept(out, event)):
-            say(kept_line(keep_plan(out, event), int(event["step"])))
-            if line := _offer_line(out, event, int(options["epochs"])):
-                say(line)
+            try:
+                keep(event)
+            except (OSError, GnnplanError) as error:
+                say(f"the kept plan is not in {out} yet ({error}); training goes on under it")
+            else:
+                if line := _offer_line(out, event, int(options["epochs"])):
+                    say(line)
         progress(event)
 
     folder = out if trials is None else Path(trials.plans[0])
     report = train(folder, run_folder=out / "run", trials=trials, progress=watch, **options)
+    for event in list(waiting):
+        keep(event)
     save_report(report, out)
     return report
 
@@ -342,9 +374,9 @@ def has_kept(out: Path, kept: dict[str, Any]) -> bool:
 
     try:
         tuned = codec.parse((out / TUNE_FILE).read_bytes())["plan_id"]
-    except (OSError, ValueError, LookupError, TypeError):
+        return tuned == kept["plans"][int(kept["kept"])] == load_plan(out).plan_id
+    except (OSError, ValueError, LookupError, TypeError, GnnplanError):
         return False
-    return tuned == kept["plans"][int(kept["kept"])] == load_plan(out).plan_id
 
 
 def _offer_line(out: Path, kept: dict[str, Any], epochs: int) -> str:
@@ -408,7 +440,8 @@ def train_dataset(
             )
     # A busy machine teaches nothing, as in `calibrate.refit`.
     if machine is None and not report.noise.overloaded and load_plan(out).prediction.estimated:
-        learn_rates_once()
+        with suppress(OSError):  # the training has ended well
+            learn_rates_once()
     return report
 
 

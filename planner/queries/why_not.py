@@ -7,7 +7,6 @@ timed: what would have to be is the answer.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from gnnplan.planner.assemble import candidate_of
 from gnnplan.planner.errors import MachineError, PlanDoesNotFit, SettingsError
@@ -20,7 +19,7 @@ from gnnplan.planner.queries.calibrate import calibrate_search
 from gnnplan.planner.queries.explain import PLACES
 from gnnplan.planner.queries.simulate import open_plan_graph
 from gnnplan.planner.queries.whatif import Outcome, make_outcome, outcome_of, reopen
-from gnnplan.planner.request import check_graph
+from gnnplan.planner.request import check_graph, read_changes
 from gnnplan.planner.search.choose import (
     PlacedCandidate,
     PricedCandidate,
@@ -32,12 +31,11 @@ from gnnplan.planner.search.dimensions.ranks import machine_of_ranks, plans_gpus
 from gnnplan.planner.search.dimensions.registry import name_of
 from gnnplan.planner.search.samplers import with_samplers
 from gnnplan.planner.search.search import SearchResult, best_over_samplers
-from gnnplan.planner.settings import PlanSettings, change_settings
-from gnnplan.planner.units import in_order, read_texts, seconds_text
+from gnnplan.planner.settings import PlanSettings
+from gnnplan.planner.units import in_order, seconds_text
 from gnnplan.runtime.errors import InputError
 from gnnplan.runtime.graph.dataset import Graph
 from gnnplan.runtime.plan.schema import Plan
-from gnnplan.runtime.plan.setting import setting_fields
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -142,29 +140,6 @@ def _with_settings(plan: Plan, policy: str, asked: Sequence[str]) -> WhyNot:
         stage_seconds=_added(plan.prediction.stages, best.prediction.stages),
         not_tried=not_tried,
     )
-
-
-def read_changes(settings: PlanSettings, asked: Sequence[str]) -> PlanSettings:
-    """Return a request with some settings changed, KEY=VALUE each, as flags of `gnnplan plan`.
-
-    Raises:
-        SettingsError: no such setting, or a value that it cannot have.
-    """
-    names = {each.flag[2:].replace("-", "_"): each.name for each in setting_fields(PlanSettings)}
-    texts: dict[str, Any] = {}
-    for change in asked:
-        key, equals, value = (part.strip() for part in change.partition("="))
-        name = names.get(key.replace("-", "_"), key)
-        if not equals or not value or name not in names.values():
-            known = ", ".join(sorted(names))
-            raise SettingsError(
-                f"--set: expected KEY=VALUE with KEY among {known}, found {change!r}"
-            )
-        texts[name] = value
-    values = read_texts(PlanSettings, texts, name_of=lambda each: f"--set {each.name}")
-    if values.get("mode") == "full-graph" != settings.mode and "fanouts" not in values:
-        values["fanouts"] = [-1] * settings.workload.num_layers
-    return change_settings(settings, values)
 
 
 def _best_with(

@@ -5,7 +5,7 @@ from dataclasses import replace
 from gnnplan.planner.candidate import Candidate
 from gnnplan.planner.cost.request import sampler_of
 from gnnplan.planner.errors import SettingsError
-from gnnplan.planner.settings import AUTO_SAMPLER, PlanSettings, SamplerChoice
+from gnnplan.planner.settings import AUTO_SAMPLER, PlanSettings, SamplerChoice, refuse_changed
 from gnnplan.runtime.graph.dataset import Graph, is_typed
 from gnnplan.runtime.plan.schema import Sampler, Workload
 from gnnplan.runtime.sampling.registry import (
@@ -102,8 +102,27 @@ def _others(settings: PlanSettings) -> list[SamplerChoice]:
     return found
 
 
+def fed_by_cores(settings: PlanSettings) -> PlanSettings:
+    """Return the settings with what GPUs can do whose batches cores draw and gather."""
+    return replace(settings, policy="none", topology="host", batching="independent")
+
+
 def fix_placement(graph: Graph, settings: PlanSettings, *, gpus: bool = False) -> PlanSettings:
-    """Return the settings with the only placement that cores have for features by node type."""
+    """Return the settings with the only placement that cores have for features by node type.
+
+    Raises:
+        SettingsError: GPUs are to keep or share what cores gather of sparse features for them.
+    """
+    if gpus and graph.x_csr is not None:
+        expected = "the default with sparse features, which cores gather for GPUs"
+        refuse_changed(settings, ("replication", "owner"), expected)
+        for name, only in (("policy", "none"), ("topology", "host"), ("batching", "independent")):
+            if (found := getattr(settings, name)) not in ("auto", only):
+                raise SettingsError(
+                    f"{graph.name}: expected {name} auto or {only} with sparse features, which "
+                    f"cores gather for GPUs, found {found}; import it with --features dense, or "
+                    "add --cores"
+                )
     return replace(settings, policy="none") if graph.x_by_type and not gpus else settings
 
 

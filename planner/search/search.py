@@ -36,6 +36,7 @@ from gnnplan.planner.errors import PlanDoesNotFit, SettingsError
 from gnnplan.planner.placement.place import CandidatePlacement, Memories, memories_of
 from gnnplan.planner.search.choose import PlacedCandidate, shadow_prices
 from gnnplan.planner.search.dimensions.dimension import Omission, ProposalInputs, SearchInputs
+from gnnplan.planner.search.dimensions.ranks import plans_gpus
 from gnnplan.planner.search.dimensions.registry import (
     DIMENSIONS,
     LISTS,
@@ -46,7 +47,7 @@ from gnnplan.planner.search.dimensions.registry import (
     propose_more,
     rows_of,
 )
-from gnnplan.planner.search.samplers import LINK_TASK, of_links_or_types
+from gnnplan.planner.search.samplers import LINK_TASK, fed_by_cores, of_links_or_types
 from gnnplan.planner.settings import PlanSettings
 from gnnplan.planner.workload import Hotness
 from gnnplan.runtime.plan.schema import Alternative, Interval, Prediction
@@ -64,7 +65,7 @@ def with_capture(settings: PlanSettings, request: Request, candidate: Candidate)
     node = not of_links_or_types(request.graph.task, request.workload)
     node = node and candidate.las is None and candidate.bulk_batches == 1
     node = node and candidate.batching == "independent"
-    node = node and candidate.topology.policy != "partitioned"
+    node = node and candidate.topology.policy != "partitioned" and not request.sparse
     if candidate.kind == "cuda" and plain and node:
         size = buffer_bytes(request, candidate)
         room = min(
@@ -78,17 +79,20 @@ def with_capture(settings: PlanSettings, request: Request, candidate: Candidate)
     return replace(candidate, threads=threads)
 
 
-def with_step(settings: PlanSettings, request: Request, candidate: Candidate) -> Candidate:
+def with_step(
+    settings: PlanSettings, request: Request, candidate: Candidate, *, in_place: bool = True
+) -> Candidate:
     """Return the candidate with the step that is asked for, as far as it can be captured.
 
     With `auto` a step is captured where the machine's rates say that this saves more than the
     noise. Of the margins of its shapes, the one with the least padding and steps that do not fit.
+    Batches are copied into it unless its GPUs read all rows `in_place`.
     """
     eager = replace(candidate, step="eager", shapes=None)
     if settings.step == "eager" or refuse_captured(eager, request.workload):
         return eager
     batch, timing = batch_and_timing(request, candidate)
-    drawn = _draws_padded(settings, request, eager)
+    drawn = in_place and _draws_padded(settings, request, eager)
     bounds = _most_drawn(request, eager, len(batch.edge_types)) if drawn else None
     made: list[Candidate] = []
     for margin in MARGINS:
@@ -110,7 +114,7 @@ def _draws_padded(settings: PlanSettings, request: Request, candidate: Candidate
     work = request.workload
     plain = is_able(settings.sampler, settings.sampler_parameters, "captured")
     alone = candidate.las is None and candidate.bulk_batches == 1 and candidate.cache is None
-    whole = candidate.topology.policy in ("host", "replicated") and candidate.hosts == 1
+    whole = candidate.topology.policy in ("host", "replicated") and not request.sparse
     of_types = [fanout for each in work.type_fanouts.values() for fanout in each]
     bounded = min(work.fanouts, default=-1) > 0 and min(of_types, default=0) >= 0
     return plain and alone and whole and bounded and settings.shared_host
@@ -280,9 +284,12 @@ class Search(SearchInputs):
         for dimension in dimensions_of(candidate):
             candidate = dimension.normalise(candidate)
         request = self._request(candidate)
-        candidate = with_capture(self.settings, request, candidate)
-        candidate = with_step(self.settings, request, candidate)
+        single = with_capture(self.settings, request, candidate)
+        candidate = with_step(self.settings, request, single)
         placed = place(candidate)
+        if candidate.draws_ahead and placed.placement.reads_disk:
+            candidate = with_step(self.settings, request, single, in_place=False)
+            placed = place(candidate)
         for dimension in dimensions_of(candidate):
             request, placed = dimension.adjust_reads(request, candidate, placed, self.draws)
         prediction = predict(request, candidate, placed.rows)
@@ -333,15 +340,19 @@ class Search(SearchInputs):
 
     def explore(self) -> SearchResult:
         """Price every candidate, and say which choices could not be priced."""
-        request, policy = self.request, self.settings.policy
+        request = self.request
+        fed = request.sparse and plans_gpus(request.machine)
+        settings = fed_by_cores(self.settings) if fed else self.settings
+        policy = settings.policy
         asked = ProposalInputs(
-            settings=self.settings,
+            settings=settings,
             machine=request.machine,
             policies=("none",) if policy == "auto" else (policy,),
             task=request.graph.task,
             profile=request.profile,
             draws=self.draws,
             num_steps=steps_per_epoch(request.graph.num_train, request.workload.batch_size),
+            fed_by_cores=fed,
         )
         first = propose_first(asked)
         found = [self.price(c) for c in first.candidates]

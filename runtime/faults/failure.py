@@ -10,6 +10,7 @@ import signal
 import sys
 import time
 import traceback
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -59,6 +60,8 @@ def last_error_of(log: Path, since: int = 0) -> str:
 ERRORS_FOLDER = "errors"
 LAUNCH_FAILURE = "launch.json"
 _WAITED = re.compile("[Tt]imed out|[Tt]imeout")
+PLANS_FOLDER = "plans"
+"""Folder, within a run's, of the plans that it tries."""
 TRIAL_MARK = "trying.json"
 """File in a run's folder that names the plan on trial, while there is one."""
 _CONSEQUENCES = ("gloo", "NCCL", "Connection closed by peer", "Connection reset", "Broken pipe")
@@ -80,7 +83,7 @@ class RankFailure:
     final: bool = False
     """Whether starting again cannot help."""
     progress: str = ""
-    """Name of the newest checkpoint at the failure."""
+    """Name of the newest checkpoint at the failure; what it holds where other hosts have it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -130,15 +133,28 @@ def record_failure(
         codec.write_text_atomically(folder / f"rank{rank}.json", codec.dumps(failure))
         codec.write_text_atomically(folder / f"rank{rank}.txt", text)
     except OSError as full:  # the log says it then
-        sys.stderr.write(f"rank {rank}: {failure.kind}: {line} (not recorded: {full})\n{text}")
+        write_to_log(f"rank {rank}: {failure.kind}: {line} (not recorded: {full})\n{text}")
+
+
+def write_to_log(text: str) -> None:
+    """Write to the ranks' log, if it has room: a full disk must not end who tells of a fault."""
+    with suppress(OSError):
+        sys.stderr.write(text)
 
 
 def plan_on_trial(run_folder: Path) -> Path | None:
     """Return the folder of the plan that a run is trying; None where it tries none."""
     try:
-        return Path(codec.parse((run_folder / TRIAL_MARK).read_bytes())["folder"])
+        folder = str(codec.parse((run_folder / TRIAL_MARK).read_bytes())["folder"])
     except (OSError, ValueError, LookupError, TypeError):
         return None
+    return Path(place_plan(run_folder, folder))
+
+
+def place_plan(run_folder: Path, plan_folder: str) -> str:
+    """Return where a run's plan lies now: with the run, which may have been moved or copied."""
+    here = run_folder / PLANS_FOLDER / Path(plan_folder).name
+    return str(here if plan_folder and here.is_dir() else plan_folder)
 
 
 def clear_failures(run_folder: Path) -> None:
@@ -179,6 +195,20 @@ def attempt_line(run_folder: Path, attempt: int) -> str:
     """Say in one line why an attempt ended, for the notes of the next one."""
     error = _error_of(run_folder, attempt, None)
     return "a rank ended without a word" if error is None else str(error)
+
+
+def ended_elsewhere(run_folder: Path, attempt: int) -> bool:
+    """Return whether this host knows no cause of an attempt's end, so that another one may."""
+    found = [each for each in _failures(run_folder) if each.attempt == attempt]
+    reported = {each.rank for each in found}
+    # SIGTERM is torchrun's own, after another rank's end.
+    own = [
+        each
+        for each in ended_ranks(run_folder)
+        if each.attempt == attempt and each.exit_code != -signal.SIGTERM
+        if each.line or each.rank not in reported
+    ]
+    return not own and all(each.consequence for each in found)
 
 
 def has_failure(run_folder: Path, attempt: int) -> bool:

@@ -123,6 +123,8 @@ class Heartbeat:
     def __init__(self, row: NDArray[np.int64] | None = None) -> None:
         self._row = np.zeros(NUM_FIELDS, np.int64) if row is None else row
         self._ended = threading.Event()
+        self.saved = ""
+        """What the job's newest checkpoint holds, for ranks whose host has none of its files."""
 
     @classmethod
     def join(cls) -> "Heartbeat":

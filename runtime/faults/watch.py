@@ -13,7 +13,6 @@ checkpoint, as often as it may. An error that starting again cannot cure uses up
 
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +21,13 @@ from pathlib import Path
 from typing import Any
 
 from gnnplan.runtime import codec
-from gnnplan.runtime.faults.failure import EndedRank, ended_ranks, is_final, plan_on_trial
+from gnnplan.runtime.faults.failure import (
+    EndedRank,
+    ended_ranks,
+    is_final,
+    plan_on_trial,
+    write_to_log,
+)
 from gnnplan.runtime.faults.heartbeat import VARIABLE, Beat, HeartbeatTable, Phase
 from gnnplan.runtime.launch.config import RunConfig
 from gnnplan.runtime.limits import killed_text, memory_group
@@ -240,7 +245,7 @@ class Supervisor:
             if killed and code == -signal.SIGKILL:
                 line = killed
             self._add(attempt, rank, code, line, final=final)
-            sys.stderr.write(f"attempt {attempt}: rank {rank} ended with {code} {line}\n")
+            write_to_log(f"attempt {attempt}: rank {rank} ended with {code} {line}\n")
         self._hangs.clear()
         self._failed, self._waited_seconds = True, 0.0
         self._write()
@@ -248,7 +253,7 @@ class Supervisor:
 
     def refuse(self, line: str) -> None:
         """Write down why the job never began."""
-        sys.stderr.write(f"{line}\n")
+        write_to_log(f"{line}\n")
         self._add(0, -1, 1, line, final=True)
         self._write()
 
@@ -262,10 +267,12 @@ class Supervisor:
         timer.start()
 
     def _killed_for_memory(self, exit_codes: Mapping[int, int]) -> str:
-        """Name the out-of-memory killer's victim with the plan's sum; empty without one."""
+        """Name the out-of-memory killer's victim of this attempt with the plan's sum, if any."""
         group = memory_group()
         victims = [r for r, c in exit_codes.items() if c == -signal.SIGKILL]
-        if group is None or not victims or group.oom_kills <= self._oom_kills:
+        before = self._oom_kills
+        self._oom_kills = before if group is None else group.oom_kills
+        if group is None or not victims or group.oom_kills <= before:
             return ""
         if self._config is None:
             return f"rank {victims[0]}: ended by the out-of-memory killer"
@@ -282,7 +289,7 @@ class Supervisor:
             self._file.parent.mkdir(parents=True, exist_ok=True)
             codec.write_text_atomically(self._file, codec.dumps([*known, *self._ended]))
         except OSError as error:
-            sys.stderr.write(f"{self._file}: not written ({error})\n")
+            write_to_log(f"{self._file}: not written ({error})\n")
 
     def _watch(self, table: HeartbeatTable, watcher: Watcher) -> None:
         last = time.monotonic()
@@ -304,7 +311,7 @@ class Supervisor:
             last = now
 
     def _end(self, hang: Hang) -> None:
-        sys.stderr.write(f"{hang.line}; ended\n")
+        write_to_log(f"{hang.line}; ended\n")
         self._hangs[hang.rank], self._waited_seconds = hang, 0.0
         if is_own_child(hang.pid):
             os.kill(hang.pid, signal.SIGKILL)
@@ -329,7 +336,7 @@ class Supervisor:
     def _give_up(self, attempt: int, rank: int, line: str) -> None:
         self._add(attempt, rank, -int(signal.SIGKILL), line, final=True)
         self._write()
-        sys.stderr.write(f"{line}; torchrun is stuck and left\n")
+        write_to_log(f"{line}; torchrun is stuck and left\n")
         os._exit(1)
 
 

@@ -5,6 +5,7 @@ shows the plan's sum; other ranks are told. Of the peers whose rows the location
 of the host are mapped where the plan says so and the devices can; rows of the others are exchanged.
 """
 
+import functools
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,11 +23,11 @@ from gnnplan.runtime.features.device_rows import (
     HostShare,
     SharedRows,
     SomeRows,
-    copy_to_device,
+    as_tensor,
+    padded_rows,
     share_host_rows,
     share_rows,
     torch_dtype,
-    word_multiple,
 )
 from gnnplan.runtime.features.device_store import (
     SLOT_BYTES,
@@ -36,10 +37,16 @@ from gnnplan.runtime.features.device_store import (
 )
 from gnnplan.runtime.features.gather_triton import DeviceTable
 from gnnplan.runtime.features.location import SOURCE_BITS, SOURCE_MASK, LocationTable, encode
-from gnnplan.runtime.features.peer import DeviceExchange, Peer
-from gnnplan.runtime.features.store import build_tiers, read_location
+from gnnplan.runtime.features.peer import DeviceExchange
+from gnnplan.runtime.features.store import (
+    build_tiers,
+    open_host_rows,
+    own_row_parts,
+    read_location,
+)
 from gnnplan.runtime.features.tier import Dense, TypedHost
 from gnnplan.runtime.graph.dataset import Graph
+from gnnplan.runtime.graph.format import row_dtype, word_multiple
 from gnnplan.runtime.limits import planned_sum, sum_text
 from gnnplan.runtime.plan.schema import Plan, Source
 from gnnplan.runtime.processor import processor_of
@@ -156,14 +163,19 @@ class _Opening:
     ) -> None:
         self.graph, self.plan, self.rank, self.device = graph, plan, rank, device
         self.location, self.own_ids = read_location(graph, plan, folder, rank)
-        self.dense, self.tiers = build_tiers(
-            graph, plan, folder, rank, self.location, self.own_ids, comm, threads
+        served, held = open_host_rows(graph, plan, folder, rank, self.location, threads)
+        assert isinstance(served, Dense | TypedHost)  # `open_device_store` refuses sparse ones
+        # The device holds the rank's own rows: nobody reads these.
+        self.no_rows = np.empty((0, served.width), row_dtype(plan.strategy.features.storage_dtype))
+        self.dense, self.tiers = build_tiers(graph, plan, rank, served, self.no_rows, comm, threads)
+        self.read_own_parts = functools.partial(
+            own_row_parts, served, plan, rank=rank, hosts=held, comm=comm, threads=threads
         )
         self.on_host = [n for n, each in self.dense.items() if each.kind == "host"]
         by_type = [(t, numbers) for t, numbers in self.tiers if isinstance(t, TypedHost)]
         self.on_host += [number for _, numbers in by_type for number in numbers]
         self.tiers = [each for each in self.tiers if not isinstance(each[0], TypedHost)]
-        self.host_rows = np.asarray(graph.x) if graph.x is not None else TypedHost.of(graph)
+        self.host_rows = served.table if isinstance(served, Dense) else served
         self.whole_dataset = f"host_rows_{plan.strategy.devices[rank].host}" not in plan.arrays
         self.comm = Communicator(device=device) if comm is None else comm
         hosts = [each.host for each in plan.strategy.devices]
@@ -217,12 +229,16 @@ class _Opening:
 
     def _own(self) -> Tensor:
         """Copy this rank's rows to its device as far as they find room; tell the other ranks."""
-        held = self._own_rows()
-        planned = held.shape[0]
+        ids, width, dtype = self.own_ids[self.rank], self.graph.feature_dim, self.no_rows.dtype
+        if not any(source.kind in ("own", "peer") for source in self.location.sources):
+            ids = ids[:0]
+        planned, stored = ids.size, torch_dtype(self.no_rows)
         table = make_largest(
-            planned, self._room(word_multiple(held.shape[1] * held.itemsize)),
-            lambda count: copy_to_device(held[:count], self.device),
+            planned, self._room(word_multiple(width * dtype.itemsize)),
+            lambda count: padded_rows(count, width, stored, self.device),
         )  # fmt: skip
+        for part, rows in self.read_own_parts(ids[: table.shape[0]]):
+            table[part].copy_(as_tensor(rows))
         kept = {self.rank: table.shape[0]}
         if self.exchanging and self.together:
             kept = dict(enumerate(self.comm.all_gather_objects(table.shape[0])))
@@ -237,12 +253,6 @@ class _Opening:
             if self.location.sources[instead].kind == "host" and instead not in self.on_host:
                 self.on_host.append(instead)
         return table
-
-    def _own_rows(self) -> NDArray[Any]:
-        served = [t.served.table for t, _ in self.tiers if isinstance(t, Peer) and t.kind == "peer"
-                  and isinstance(t.served, Dense)]  # fmt: skip
-        held = served + [d.table for d in self.dense.values() if d.kind == "own"]
-        return held[0] if held else np.empty((0, self.graph.feature_dim), np.float32)
 
     def _room(self, row_bytes: int) -> int | None:
         return count_room(self.plan, self.rank, self.device, row_bytes)

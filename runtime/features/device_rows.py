@@ -29,7 +29,7 @@ from gnnplan.runtime.comm.collectives import Communicator
 from gnnplan.runtime.errors import GnnplanError, warn_once
 from gnnplan.runtime.features.tier import TypedHost
 from gnnplan.runtime.folders import Segment
-from gnnplan.runtime.graph.format import BFLOAT16
+from gnnplan.runtime.graph.format import BFLOAT16, WORD_BYTES, word_multiple
 from gnnplan.runtime.plan.schema import Plan
 from gnnplan.runtime.processor import EmulatedProcessor, processor_of
 
@@ -144,8 +144,6 @@ def _forget_error(device: torch.device) -> None:
         torch.zeros(1, device=device)
 
 
-WORD_BYTES = 16
-"""Size of the widest access of one lane."""
 _COPY_BYTES = 64 << 20
 """Size of the parts in which rows are copied: a mapped dataset is never read as a whole."""
 
@@ -162,15 +160,6 @@ class DeviceRows:
     def row_bytes(self) -> int:
         """Bytes of one row."""
         return self.table.shape[1] * self.table.element_size()
-
-
-def word_multiple(num_bytes: int) -> int:
-    """Return the next multiple of 16.
-
-    >>> [word_multiple(n) for n in (0, 1, 16, 2408)]
-    [0, 16, 16, 2416]
-    """
-    return -(-num_bytes // WORD_BYTES) * WORD_BYTES
 
 
 def padded_rows(
@@ -192,13 +181,6 @@ def owns_padding(table: Tensor) -> bool:
         return False
     room = table.untyped_storage().nbytes() - table.storage_offset() * size
     return (table.shape[0] - 1) * stride_bytes + row_bytes <= room
-
-
-def copy_to_device(rows: NDArray[Any], device: torch.device) -> Tensor:
-    """Copy a rank's rows into padded rows of the device's memory, or raise OutOfMemoryError."""
-    table = padded_rows(rows.shape[0], rows.shape[1], torch_dtype(rows), device)
-    _fill(table, rows)
-    return table
 
 
 def copy_to_host(rows: AnyRows, device: torch.device) -> Tensor:

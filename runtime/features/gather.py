@@ -98,11 +98,25 @@ def copy_rows(addresses, positions, target, row_bytes, first, last, ahead, strea
 
 @numba.njit(cache=True, nogil=True)
 @typing.no_type_check
-def widen_rows(addresses, positions, target, row_bytes, first, last, ahead, widening):
-    """Copy like `copy_rows`, from rows of `row_bytes` to float32 rows twice as wide.
+def widen_row(row, source, row_bytes, widening):
+    """Copy a row of 16-bit numbers to a float32 one; `widening` is that of `widening_of`."""
+    whole = row_bytes - row_bytes % 16
+    if widening == FROM_BFLOAT16:
+        for offset in range(0, whole, 16):
+            widen_brain_8(row + 2 * offset, source + offset)
+        for offset in range(whole, row_bytes, 2):
+            widen_brain_1(row + 2 * offset, source + offset)
+        return
+    for offset in range(0, whole, 16):
+        widen_8(row + 2 * offset, source + offset)
+    for offset in range(whole, row_bytes, 2):
+        widen_1(row + 2 * offset, source + offset)
 
-    `widening` is that of `widening_of`.
-    """
+
+@numba.njit(cache=True, nogil=True)
+@typing.no_type_check
+def widen_rows(addresses, positions, target, row_bytes, first, last, ahead, widening):
+    """Copy like `copy_rows`, from rows of `row_bytes` to float32 rows twice as wide."""
     for i in range(first, last):
         if i + ahead < last and addresses[i + ahead] != 0:
             _prefetch_row(addresses[i + ahead], row_bytes)
@@ -110,17 +124,7 @@ def widen_rows(addresses, positions, target, row_bytes, first, last, ahead, wide
         if source == 0:
             continue
         row = target + (positions[i] if positions.size else i) * row_bytes * 2
-        whole = row_bytes - row_bytes % 16
-        if widening == FROM_BFLOAT16:
-            for offset in range(0, whole, 16):
-                widen_brain_8(row + 2 * offset, source + offset)
-            for offset in range(whole, row_bytes, 2):
-                widen_brain_1(row + 2 * offset, source + offset)
-            continue
-        for offset in range(0, whole, 16):
-            widen_8(row + 2 * offset, source + offset)
-        for offset in range(whole, row_bytes, 2):
-            widen_1(row + 2 * offset, source + offset)
+        widen_row(row, source, row_bytes, widening)
 
 
 @functools.cache

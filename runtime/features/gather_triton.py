@@ -23,8 +23,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gnnplan.runtime.features.device_rows import WORD_BYTES, DeviceRows, owns_padding, word_multiple
+from gnnplan.runtime.features.device_rows import DeviceRows, owns_padding
 from gnnplan.runtime.features.location import MAX_SOURCES, SOURCE_BITS, SOURCE_MASK, Codes
+from gnnplan.runtime.graph.format import WORD_BYTES, word_multiple
 from gnnplan.runtime.processor import processor_of
 
 BITS: Any = tl.constexpr(SOURCE_BITS)

@@ -235,24 +235,27 @@ class HostRows:
         return servers
 
 
-def fetch_lacking(
-    hosts: HostRows,
-    served: Served,
-    ids: NDArray[np.int64],
-    rank: int,
-    comm: Communicator,
-    rows: NDArray[Any],
-) -> None:
-    """Replace the rows that this host lacks by those of a host that holds them; collective."""
-    places = hosts.lacking(ids, rank)
-    servers = hosts.server_of(ids[places])
-    order = np.argsort(servers, kind="stable")
-    counts = np.bincount(servers, minlength=comm.size)
-    fetched = np.empty((places.size, served.width), np.float32)
-    tier = Peer(served, list(range(comm.size)), comm.duplicate(), kind="remote")
-    tier.read(ids[places[order]], order, counts, fetched, Counters())
-    tier.close()
-    rows[places] = convert_rows(fetched, rows.dtype)  # widened on the way: nothing is lost
+class LackingRows:
+    """Rows of a dataset that this rank's host lacks, read from hosts that hold them."""
+
+    def __init__(self, hosts: HostRows, served: Served, rank: int, comm: Communicator) -> None:
+        """Serve this host's rows to all ranks, and read theirs; collective."""
+        self._hosts, self._rank, self._size = hosts, rank, comm.size
+        self._tier = Peer(served, list(range(comm.size)), comm.duplicate(), kind="remote")
+
+    def fill(self, ids: NDArray[np.int64], rows: NDArray[Any]) -> None:
+        """Replace those of the rows of `ids` that this host lacks; collective."""
+        places = self._hosts.lacking(ids, self._rank)
+        servers = self._hosts.server_of(ids[places])
+        order = np.argsort(servers, kind="stable")
+        counts = np.bincount(servers, minlength=self._size)
+        fetched = np.empty((places.size, rows.shape[1]), np.float32)
+        self._tier.read(ids[places[order]], order, counts, fetched, Counters())
+        rows[places] = convert_rows(fetched, rows.dtype)  # widened on the way: nothing is lost
+
+    def close(self) -> None:
+        """Give back the buffers and the process group."""
+        self._tier.close()
 
 
 def number_by_rank(kind: str, sources: Sequence[Any], local: Sequence[int]) -> dict[int, int]:

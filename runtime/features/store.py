@@ -6,7 +6,7 @@ store over another one (`cache`); a dataset with a table per node type has a sto
 """
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -29,8 +29,8 @@ from gnnplan.runtime.features.location import (
 )
 from gnnplan.runtime.features.peer import (
     HostRows,
+    LackingRows,
     Peer,
-    fetch_lacking,
     number_by_rank,
 )
 from gnnplan.runtime.features.tier import (
@@ -49,8 +49,8 @@ from gnnplan.runtime.plan.io import load_array
 from gnnplan.runtime.plan.schema import Plan
 
 OwnIds = dict[int, NDArray[np.int64]]
-_CONVERTED_BYTES = 64 << 20
-"""Size, as float32, of the rows that are converted at once: no plan counts a copy of them all."""
+_PART_BYTES = 64 << 20
+"""Size, as float32, of the own rows that are read at once: no plan counts a copy of them all."""
 
 
 def group_by_dtype(dense: Mapping[int, Dense]) -> list[DenseGroup]:
@@ -191,7 +191,9 @@ def open_store(
     BudgetExceeded where the disk budget holds no buffer.
     """
     location, own_ids = read_location(graph, plan, plan_folder, rank)
-    dense, tiers = build_tiers(graph, plan, plan_folder, rank, location, own_ids, comm, threads)
+    served, hosts = open_host_rows(graph, plan, plan_folder, rank, location, threads)
+    own = load_own_rows(served, plan, own_ids[rank], rank, hosts, comm, threads)
+    dense, tiers = build_tiers(graph, plan, rank, served, own, comm, threads)
     store = FeatureStore(location, dense, tiers, graph.feature_dim, threads=threads)
     cache = plan.strategy.features.cache
     if cache.policy == "none" or not cache.rows or cache.rows[rank] == 0:
@@ -202,7 +204,7 @@ def open_store(
         rank=rank,
         policy=cache.policy,
         num_slots=cache.rows[rank],
-        dtype=np.float32 if graph.x is None else row_dtype(graph.feature_dtype),
+        dtype=served.dtype,
         threads=threads,
     )
 
@@ -228,26 +230,32 @@ def read_location(
     return table, own_ids
 
 
+def open_host_rows(
+    graph: Graph, plan: Plan, plan_folder: Path, rank: int, location: LocationTable, threads: int
+) -> tuple[Served, HostRows]:
+    """Open the dataset's rows, and find which hosts hold which; the table may read no others."""
+    if graph.x is None and graph.x_csr is None and not graph.x_by_type:
+        raise DatasetError(f"{graph.path}: expected features, found a topology-only dataset")
+    hosts = HostRows(plan, plan_folder, graph.num_nodes)
+    hosts.check(location, rank)
+    return _host_rows(graph, threads), hosts
+
+
 def build_tiers(
     graph: Graph,
     plan: Plan,
-    plan_folder: Path,
     rank: int,
-    location: LocationTable,
-    own_ids: OwnIds,
+    served: Served,
+    own_rows: NDArray[Any],
     comm: Communicator | None,
     threads: int,
 ) -> tuple[dict[int, Dense], Tiers]:
     """Open the arrays in memory, by source number, and the other tiers.
 
-    The call is collective where the plan reads from other ranks or hosts hold different rows.
+    `served` are the host's rows, and `own_rows` this rank's, which it serves to others. Collective
+    where the plan reads from other ranks.
     """
-    if graph.x is None and graph.x_csr is None and not graph.x_by_type:
-        raise DatasetError(f"{graph.path}: expected features, found a topology-only dataset")
-    hosts = HostRows(plan, plan_folder, graph.num_nodes)
-    hosts.check(location, rank)
-    own_table = load_own_rows(graph, plan, own_ids[rank], rank, hosts, comm, threads)
-    own = Dense("own", own_table, private=True)
+    own = Dense("own", own_rows, private=True)
     sources, devices = plan.strategy.features.sources, plan.strategy.devices
     here = [device.rank for device in devices if device.host == devices[rank].host]
     dense: dict[int, Dense] = {}
@@ -255,14 +263,13 @@ def build_tiers(
     if any(source.kind == "peer" for source in sources):
         tiers.append(_others("peer", own, plan, [rank], comm, threads))
     if any(source.kind == "remote" for source in sources):
-        tiers.append(_others("remote", _host_rows(graph, threads), plan, here, comm, threads))
+        tiers.append(_others("remote", served, plan, here, comm, threads))
     for number, source in enumerate(sources):
         if source.kind == "own" or (source.kind == "peer" and source.rank == rank):
             dense[number] = own
         elif source.kind == "disk":
             tiers.append((_disk(graph, plan), [number]))
         elif source.kind == "host" or (source.kind == "remote" and source.rank in here):
-            served = _host_rows(graph, threads)
             if isinstance(served, Dense):
                 dense[number] = served
             else:
@@ -271,7 +278,7 @@ def build_tiers(
 
 
 def load_own_rows(
-    graph: Graph,
+    served: Served,
     plan: Plan,
     ids: NDArray[np.int64],
     rank: int,
@@ -279,39 +286,61 @@ def load_own_rows(
     comm: Communicator | None,
     threads: int,
 ) -> NDArray[Any]:
-    """Copy this rank's rows out of the dataset, in the plan's storage dtype.
+    """Copy this rank's rows into an array, as `own_row_parts` reads them."""
+    stored = row_dtype(plan.strategy.features.storage_dtype)
+    table = np.empty((ids.size, served.width), stored)
+    for part, rows in own_row_parts(served, plan, ids, rank, hosts, comm, threads, into=table):
+        if rows.base is not table:
+            table[part] = rows
+    return table
 
-    Rows that this host lacks come from another host; the call is collective then. Storage that
-    would change values needs a plan that is `approximate`.
+
+def own_row_parts(
+    served: Served,
+    plan: Plan,
+    ids: NDArray[np.int64],
+    rank: int,
+    hosts: HostRows,
+    comm: Communicator | None,
+    threads: int,
+    *,
+    into: NDArray[Any] | None = None,
+) -> Iterator[tuple[slice, NDArray[Any]]]:
+    """Read this rank's rows of `served` part by part, in the plan's storage dtype.
+
+    Yields the places of a part among `ids` and its rows, a view of `into` where the dataset stores
+    rows in its dtype. Rows that this host lacks come from another host; the parts are collective
+    then. Storage that would change values needs a plan that is `approximate`.
     """
-    stored, everywhere = row_dtype(plan.strategy.features.storage_dtype), hosts.all_everywhere
-    served, rows = _host_rows(graph, threads), None
-    if served.dtype == stored or not everywhere:
-        rows = _take(served, ids, threads)
-        if not everywhere:
-            fetch_lacking(hosts, served, ids, rank, _all_ranks(comm, plan), rows)
-        if served.dtype == stored:
-            return rows
-    converted, whole = np.empty((ids.size, served.width), stored), np.dtype(np.float32)
-    changed, count = False, max(1, _CONVERTED_BYTES // max(1, whole.itemsize * served.width))
-    for part in (slice(start, start + count) for start in range(0, ids.size, count)):
-        block = _take(served, ids[part], threads) if rows is None else rows[part]
-        converted[part] = convert_rows(block, stored)
-        kept, given = (convert_rows(each, whole) for each in (converted[part], block))
-        changed = changed or not np.array_equal(kept, given, equal_nan=True)
+    stored, whole = row_dtype(plan.strategy.features.storage_dtype), np.dtype(np.float32)
+    lacking, changed = None, False
+    count = max(1, _PART_BYTES // max(1, whole.itemsize * served.width))
+    num_parts = -(-ids.size // count)
+    if not hosts.all_everywhere:
+        everyone = _all_ranks(comm, plan)
+        lacking = LackingRows(hosts, served, rank, everyone)
+        num_parts = max(everyone.all_gather_objects(num_parts))
+    for number in range(num_parts):
+        part = slice(number * count, (number + 1) * count)
+        some = ids[part]
+        direct = into is not None and served.dtype == stored
+        block = into[part] if direct else np.empty((some.size, served.width), served.dtype)
+        served.take(some, block, threads=threads)
+        if lacking is not None:
+            lacking.fill(some, block)
+        rows = convert_rows(block, stored)
+        if rows is not block:
+            kept, given = (convert_rows(each, whole) for each in (rows, block))
+            changed = changed or not np.array_equal(kept, given, equal_nan=True)
+        yield part, rows
+    if lacking is not None:
+        lacking.close()
     if changed and plan.statistics_class != "approximate":
         name, other = row_type_name(stored), row_type_name(served.dtype)
         raise PlanError(
             f"features stored as {name} differ from the dataset's {other}, and the plan is "
             f"{plan.statistics_class}; plan again with --allow approximate or without {name}"
         )
-    return converted
-
-
-def _take(served: Served, ids: NDArray[np.int64], threads: int) -> NDArray[Any]:
-    rows = np.empty((ids.size, served.width), served.dtype)
-    served.take(ids, rows, threads=threads)
-    return rows
 
 
 def _disk(graph: Graph, plan: Plan) -> Disk:

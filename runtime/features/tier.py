@@ -15,8 +15,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gnnplan.runtime.errors import DatasetError
-from gnnplan.runtime.features.gather import addresses_of, copy_from_addresses, in_ranges
+from gnnplan.runtime.features.gather import (
+    addresses_of,
+    copy_from_addresses,
+    in_ranges,
+    widen_row,
+    widening_of,
+)
 from gnnplan.runtime.graph.dataset import Graph, rows_within_types
+from gnnplan.runtime.intrinsics import copy_bytes
 
 Ids = NDArray[np.int64]
 Rows = NDArray[Any]
@@ -183,16 +190,23 @@ class SparseHost(AbstractTier):
 
 @numba.njit(cache=True, nogil=True)
 @typing.no_type_check
-def _copy_type(table, number, node_type, row_of, slots, positions, out):
-    """Copy the rows of the nodes of one type; return how many there are."""
-    width = table.shape[1]
+def _copy_type(base, row_bytes, widening, number, node_type, row_of, slots, positions, out):
+    """Copy the rows of the nodes of one type; return how many there are.
+
+    Its table begins at address `base`, and `out` (m, bytes) are the bytes of the output;
+    `widening` is that of `widening_of`.
+    """
+    target, width = out.ctypes.data, out.shape[1]
+    used = 2 * row_bytes if widening else row_bytes
     count = 0
     for i in range(slots.shape[0]):
         if node_type[slots[i]] == number:
-            source, row = table[row_of[slots[i]]], out[positions[i]]
-            for c in range(width):
-                row[c] = source[c]
-            row[width:] = 0
+            source, row = base + row_of[slots[i]] * row_bytes, target + positions[i] * width
+            if widening:
+                widen_row(row, source, row_bytes, widening)
+            else:
+                copy_bytes(row, source, row_bytes)
+            out[positions[i], used:] = 0
             count += 1
     return count
 
@@ -201,11 +215,11 @@ class TypedHost(AbstractTier):
     """Rows of the host's table per node type, by node, padded with zeros to the widest one."""
 
     kind = "host"
-    dtype = np.dtype(np.float32)
 
     def __init__(self, tables: Sequence[NDArray[Any]], node_type: NDArray[Any]) -> None:
-        """Index the rows of tables by type, each in order of node id."""
-        self._tables = [np.asarray(table).view(np.ndarray) for table in tables]
+        """Index the rows of tables of one dtype by type, each in order of node id."""
+        self._tables = [np.ascontiguousarray(table).view(np.ndarray) for table in tables]
+        self.dtype = self._tables[0].dtype
         self._node_type = np.ascontiguousarray(node_type).view(np.ndarray)
         self._row_of = rows_within_types(self._node_type, len(self._tables))
         self.width = max(int(table.shape[1]) for table in self._tables)
@@ -235,10 +249,12 @@ class TypedHost(AbstractTier):
         del counts
         if slots.size and not (slots.min() >= 0 and slots.max() < self.shape[0]):
             raise IndexError(f"expected node ids from 0 to {self.shape[0] - 1}")
+        widening, room = widening_of(self.dtype, out.dtype), out.view(np.uint8)
         for number, table in enumerate(self._tables):
-            where = (self._node_type, self._row_of, slots, positions, out)
-            rows = int(_copy_type(table, number, *where))
-            counters.add_rows(self.kind, rows, rows * table.shape[1] * table.dtype.itemsize)
+            row_bytes = table.shape[1] * table.dtype.itemsize
+            where = (self._node_type, self._row_of, slots, positions, room)
+            rows = int(_copy_type(table.ctypes.data, row_bytes, widening, number, *where))
+            counters.add_rows(self.kind, rows, rows * row_bytes)
 
     def take(self, slots: Ids, rows: Rows, *, threads: int = 1) -> None:
         """Fill the row of node `slots[i]` into `rows[i]`."""

@@ -117,6 +117,19 @@ def row_type_name(dtype: np.dtype[Any]) -> str:
     return "bfloat16" if dtype == BFLOAT16 else str(dtype)
 
 
+WORD_BYTES = 16
+"""Size of the widest access of a GPU's lane, at whose multiples the rows that it reads begin."""
+
+
+def word_multiple(num_bytes: int) -> int:
+    """Return the next multiple of 16.
+
+    >>> [word_multiple(n) for n in (0, 1, 16, 2408)]
+    [0, 16, 16, 2416]
+    """
+    return -(-num_bytes // WORD_BYTES) * WORD_BYTES
+
+
 def convert_rows(rows: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
     """Return rows in another type, rounded to nearest even; NaN stays NaN.
 
@@ -222,7 +235,7 @@ def check_fast(folder: Path, meta: GraphMeta, arrays: dict[str, NDArray[Any]]) -
         "edge_id": (("int64",), (edges,)),
         "node_type": (("int32",), (nodes,)),
         **dict.fromkeys(SPLITS, (("int64",), seeds)),
-        **{f"x_{name}": (FLOATS, (None, None)) for name in typed_names(meta)},
+        **{f"x_{name}": ((meta.feature_dtype,), (None, None)) for name in typed_names(meta)},
     }
     for name, array in arrays.items():
         check_array(folder / f"{name}.npy", array, *rules[name])

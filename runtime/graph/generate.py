@@ -21,7 +21,7 @@ neighbours of the same community shrinks the noise and not the signal, so a grap
 far as edges stay inside communities.
 
 All generators raise DatasetError for impossible sizes, a dataset that is there, or a folder that
-cannot be written. They take about 40 bytes of memory per stored edge.
+cannot be written. They take about 40 bytes of memory per stored edge, which must be there.
 
 Sources: Chakrabarti, Zhan, Faloutsos, "R-MAT" (SDM 2004), with the parameters of the Graph500
 benchmark; Karrer and Newman, "Stochastic blockmodels and community structure in networks",
@@ -44,6 +44,7 @@ from gnnplan.runtime.graph.generate_draws import (
     Ids,
     Rng,
     block_model_drawer,
+    check_sizes,
     community_weights,
     distinct_pairs,
     draw_communities,
@@ -335,20 +336,6 @@ def generate_typed(
             task="multiclass",
             node_types=list(NODE_TYPES),
             edge_types=list(EDGE_TYPES),
-        )
-
-
-def check_sizes(num_nodes: int, degree: float | int, feature_dim: int, num_classes: int) -> None:
-    """Refuse sizes of which no graph can be made; raises DatasetError."""
-    if num_nodes < 2 or num_classes < 1 or feature_dim < 1 or num_classes > num_nodes:
-        raise DatasetError(
-            "expected at least 2 nodes, 1 feature column and from 1 to num_nodes classes, found "
-            f"{num_nodes} nodes, {feature_dim} columns and {num_classes} classes"
-        )
-    if not 0 < degree <= (num_nodes - 1) / 2:
-        raise DatasetError(
-            f"expected a mean degree above 0 and at most {(num_nodes - 1) / 2:g} (half of a "
-            f"complete graph's) for {num_nodes} nodes, found {degree:g}"
         )
 
 

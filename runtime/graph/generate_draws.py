@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from gnnplan.runtime.device import usable_ram_bytes
 from gnnplan.runtime.errors import DatasetError
 
 Ids = NDArray[np.int64]
@@ -14,6 +15,8 @@ Drawer = Callable[[int], tuple[Ids, Ids]]
 """Draws up to that many edges: two equally long arrays of node ids."""
 
 DRAW_EDGES = 1 << 21
+BYTES_PER_EDGE = 40
+"""Memory for a stored edge while a graph is made, about."""
 GRAPH500 = (0.57, 0.19, 0.19)
 """Probabilities a, b, c of the quadrants; d is the rest (0.05)."""
 
@@ -44,6 +47,36 @@ class Clustering:
     """Share of a batch's input nodes outside the region; of its lists' ends, in what is made."""
     rest_spread: float | None = None
     """Standard deviation of the log of degrees outside the region; None where it is `spread`."""
+
+
+def check_sizes(
+    num_nodes: int,
+    degree: float | int,
+    feature_dim: int,
+    num_classes: int,
+    *,
+    in_memory: bool = True,
+) -> None:
+    """Refuse sizes of which no graph can be made, or none in this machine's memory.
+
+    Raises DatasetError.
+    """
+    if num_nodes < 2 or num_classes < 1 or feature_dim < 1 or num_classes > num_nodes:
+        raise DatasetError(
+            "expected at least 2 nodes, 1 feature column and from 1 to num_nodes classes, found "
+            f"{num_nodes} nodes, {feature_dim} columns and {num_classes} classes"
+        )
+    if not 0 < degree <= (num_nodes - 1) / 2:
+        raise DatasetError(
+            f"expected a mean degree above 0 and at most {(num_nodes - 1) / 2:g} (half of a "
+            f"complete graph's) for {num_nodes} nodes, found {degree:g}"
+        )
+    need, usable = num_nodes * max(degree, 1) * BYTES_PER_EDGE, usable_ram_bytes()
+    if in_memory and need > usable:
+        raise DatasetError(
+            f"expected sizes whose edges fit in memory, found {num_nodes} nodes * a mean degree of "
+            f"{degree:g} * {BYTES_PER_EDGE} bytes = {need / 1e9:.1f} GB > {usable / 1e9:.1f} GB"
+        )
 
 
 def rmat_drawer(num_nodes: int, rng: Rng) -> Drawer:

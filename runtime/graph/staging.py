@@ -18,7 +18,15 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from gnnplan.runtime.errors import DatasetError
-from gnnplan.runtime.folders import Unfinished, free_name, sweep_unfinished, take_name
+from gnnplan.runtime.folders import (
+    UNNAMED,
+    Unfinished,
+    free_name,
+    is_named,
+    real_folder,
+    sweep_unfinished,
+    take_name,
+)
 from gnnplan.runtime.graph.format import META_FILE, check_whole, read_meta
 
 _log = logging.getLogger(__name__)
@@ -94,7 +102,7 @@ class Staging:
     """
 
     def __init__(self, target: Path, *, overwrite: bool = False) -> None:
-        self.target = Path(target)
+        self.target = real_folder(Path(target))
         self._overwrite = overwrite
         refuse_occupied(self.target, overwrite=overwrite)
         with refuse_unwritable(self.target):
@@ -181,6 +189,8 @@ def _full_text(target: Path) -> str:
 
 def refuse_occupied(folder: Path, *, overwrite: bool) -> None:
     """Raise DatasetError where a dataset cannot be written to the folder without loss."""
+    if not is_named(folder):
+        raise DatasetError(f"{folder}: {UNNAMED}")
     if folder.exists() and not folder.is_dir():
         raise DatasetError(f"{folder}: expected a folder to write the dataset to, found a file")
     if not folder.is_dir() or not any(folder.iterdir()):

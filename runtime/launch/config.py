@@ -4,13 +4,13 @@ The plan says *how* to train; this holds only what may differ between two runs o
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 from gnnplan.runtime import codec
 from gnnplan.runtime.errors import InputError
-from gnnplan.runtime.faults.failure import TRIAL_MARK, plan_on_trial
+from gnnplan.runtime.faults.failure import TRIAL_MARK, place_plan, plan_on_trial
 from gnnplan.runtime.plan.schema import Plan
 from gnnplan.runtime.plan.setting import FANOUTS, Range, Setting, find_fault
 
@@ -94,6 +94,8 @@ class RunConfig:
     """Whether to train although the graph or the machine is not the plan's."""
     max_steps: int | None = None
     """Most optimiser steps of this run; None: no limit."""
+    steps_in_all: bool = False
+    """Whether `max_steps` also counts the steps before the run was resumed."""
     keep_checkpoints: int = 2
     """Number of checkpoints to keep; 0 writes none."""
     checkpoint_every_steps: int = 0
@@ -133,14 +135,6 @@ class RunConfig:
 
 TRIALS_FILE = "trials.json"
 """File in a run's folder that says under which plans it trains."""
-PLANS_FOLDER = "plans"
-"""Folder, within a run's, of the plans that it tries."""
-
-
-def _placed(run_folder: Path, plan_folder: str) -> str:
-    """Return where a run's plan lies now: with the run, which may have been moved or copied."""
-    here = run_folder / PLANS_FOLDER / Path(plan_folder).name
-    return str(here if plan_folder and here.is_dir() else plan_folder)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -176,6 +170,12 @@ class Trials:
 
         return len(self.turns) * (self.warmup + self.steps) + max(0, WARMUP_STEPS - self.warmup)
 
+    def steps_elsewhere(self, counted: int) -> int:
+        """Return the steps of a turn on other ranks, of which so many count: it follows a start."""
+        from gnnplan.runtime.report import WARMUP_STEPS
+
+        return max(self.warmup, WARMUP_STEPS) + counted
+
 
 def read_trials(run_folder: Path) -> Trials | None:
     """Read the trials of a run; None where it has one plan."""
@@ -186,7 +186,7 @@ def read_trials(run_folder: Path) -> Trials | None:
         found = codec.decode(Trials, codec.parse(path.read_bytes()))
     except (OSError, ValueError) as error:
         raise InputError(f"{path}: not a list of trials ({error}); remove it") from None
-    return replace(found, plans=[_placed(run_folder, each) for each in found.plans])
+    return replace(found, plans=[place_plan(run_folder, each) for each in found.plans])
 
 
 OFFER_FILE = "ranks.json"
@@ -203,6 +203,8 @@ class RanksOffer:
     """Folder of the plan that the run leaves for it, or goes back to; empty until it is tried."""
     in_use: bool = False
     """Whether the run goes on under that plan."""
+    least_steps: int = field(default=0, metadata=codec.UNLESS_SET)
+    """Fewest steps to the run's end in which it is sure to save more than its starts take."""
 
     def folder_in_use(self, first: Path) -> Path:
         """Return the plan folder that a run goes on under; `first` where it never changed."""
@@ -218,8 +220,8 @@ def read_offer(run_folder: Path) -> RanksOffer | None:
         found = codec.decode(RanksOffer, codec.parse(path.read_bytes()))
     except (OSError, ValueError) as error:
         raise InputError(f"{path}: not an offer of a plan ({error}); remove it") from None
-    folder, before = (_placed(run_folder, each) for each in (found.folder, found.folder_before))
-    return replace(found, folder=folder, folder_before=before)
+    before = place_plan(run_folder, found.folder_before)
+    return replace(found, folder=place_plan(run_folder, found.folder), folder_before=before)
 
 
 def write_offer(run_folder: Path, offer: RanksOffer) -> None:
@@ -231,7 +233,7 @@ def end_trial(run_folder: Path) -> None:
     """Leave no plan on trial in a run's folder; one on other ranks is as it was when offered."""
     offer, tried = read_offer(run_folder), plan_on_trial(run_folder)
     if offer is not None and offer.in_use and tried == Path(offer.folder):
-        write_offer(run_folder, RanksOffer(folder=offer.folder))
+        write_offer(run_folder, replace(offer, folder_before="", in_use=False))
     (run_folder / TRIAL_MARK).unlink(missing_ok=True)
 
 

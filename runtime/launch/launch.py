@@ -11,6 +11,8 @@ and ranks without parents.
 
 import json
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -28,12 +30,13 @@ from gnnplan.runtime.errors import GnnplanError, InputError
 from gnnplan.runtime.faults.failure import (
     ERRORS_FOLDER,
     LAUNCH_FAILURE,
+    PLANS_FOLDER,
     TRIAL_MARK,
     clear_failures,
     failure_of,
     plan_on_trial,
 )
-from gnnplan.runtime.folders import hold, sweep_segments
+from gnnplan.runtime.folders import hold, sweep_segments, sweep_temporary
 from gnnplan.runtime.identity import check_identity
 from gnnplan.runtime.launch.config import (
     OFFER_FILE,
@@ -58,7 +61,7 @@ from gnnplan.runtime.limits import check_limit, memory_group
 from gnnplan.runtime.plan.io import load_plan
 from gnnplan.runtime.plan.schema import Plan
 from gnnplan.runtime.process import with_huge_pages
-from gnnplan.runtime.report import RunReport, load_report
+from gnnplan.runtime.report import REPORT_FILE, RunReport, load_report
 from gnnplan.runtime.train.evaluation_room import check_eval_fanouts
 from gnnplan.runtime.train.recovery import CHECKPOINTS, set_aside
 
@@ -269,7 +272,7 @@ def train(
         **options,
     )
     if resume:
-        _go_back(run_path)
+        _go_back(run_path, patience_seconds=END_PATIENCE_SECONDS)
         config = _at(config, read_offer(run_path))
     report: RunReport | None = None
     while True:
@@ -284,8 +287,9 @@ def train(
             if progress is not None:
                 progress({"event": "warning", "line": f"the plan before goes on: {error}"})
         except KeyboardInterrupt:  # which says nothing against a plan on trial
-            with suppress(OSError, GnnplanError):
-                end_trial(run_path)
+            with suppress(OSError, GnnplanError), hold(run_path) as is_ours:
+                if is_ours:
+                    end_trial(run_path)
             raise
         after = _at(config, read_offer(run_path))
         if report is not None and after.plan_folder == config.plan_folder:
@@ -300,12 +304,18 @@ def _at(config: RunConfig, offer: RanksOffer | None) -> RunConfig:
     return replace(config, plan_folder=str(offer.folder_in_use(Path(config.plan_folder))))
 
 
-def _go_back(run_path: Path) -> bool:
-    """Return to the plan before where a run ended while it tried other ranks; tell whether."""
-    offer, tried = read_offer(run_path), plan_on_trial(run_path)
-    if offer is None or not offer.in_use or tried != Path(offer.folder):
+def _go_back(run_path: Path, *, patience_seconds: float = 0.0) -> bool:
+    """Return to the plan before where a run ended while it tried other ranks; tell whether.
+
+    A run that another training has in hand stays as it is; that one has so long to end.
+    """
+    if not run_path.is_dir():
         return False
-    write_offer(run_path, replace(offer, in_use=False))
+    with hold(run_path, patience_seconds=patience_seconds) as is_ours:
+        offer, tried = read_offer(run_path), plan_on_trial(run_path)
+        if not is_ours or offer is None or not offer.in_use or tried != Path(offer.folder):
+            return False
+        write_offer(run_path, replace(offer, in_use=False))
     return True
 
 
@@ -393,16 +403,27 @@ def _make_folder(run_path: Path) -> None:
 
 
 def prepare_run(run_path: Path, config: RunConfig, trials: Trials | None = None) -> None:
-    """Make a run's folder and files, without an earlier run's failures, checkpoints and trials."""
+    """Make a run's folder and files, without an earlier run's failures, checkpoints and trials.
+
+    An earlier run's plans go too, unless it is that run which goes on.
+    """
     if trials is not None:
         check_alike([load_plan(Path(each)) for each in trials.plans])
     _make_folder(run_path)
     clear_failures(run_path)
+    names = (CONFIG_FILE, TRIALS_FILE, TRIAL_MARK, OFFER_FILE, REPORT_FILE)
+    sweep_temporary(run_path, "|".join(map(re.escape, names)))
+    sweep_temporary(run_path / ERRORS_FOLDER, ".*")
     if not config.resume:
         # Before anything starts: a rank that fails early must not be restarted from these.
         set_aside(run_path / CHECKPOINTS)
         for name in (TRIALS_FILE, TRIAL_MARK, OFFER_FILE):
             (run_path / name).unlink(missing_ok=True)
+        named = [config.plan_folder, *([] if trials is None else trials.plans)]
+        ours = [Path(each).resolve() for each in named]
+        for folder in (run_path / PLANS_FOLDER).glob("*"):
+            if folder.resolve() not in ours:
+                shutil.rmtree(folder, ignore_errors=True)
         if trials is not None:
             codec.write_text_atomically(run_path / TRIALS_FILE, codec.dumps(trials))
     (run_path / EVENTS_FILE).write_text("")

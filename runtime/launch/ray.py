@@ -19,6 +19,7 @@ from typing import Any
 
 from gnnplan.runtime.errors import GnnplanError, InputError, WorkerFailed
 from gnnplan.runtime.faults.failure import failure_of, has_failure, is_final
+from gnnplan.runtime.faults.heartbeat import Heartbeat
 from gnnplan.runtime.launch.config import RunConfig
 from gnnplan.runtime.launch.hosts import ranks_by_host
 from gnnplan.runtime.launch.launch import (
@@ -27,6 +28,7 @@ from gnnplan.runtime.launch.launch import (
     LOG_FILE,
     MAX_RESTARTS,
     Progress,
+    alone_in,
     follow_events,
     prepare_run,
 )
@@ -70,22 +72,23 @@ def train_on_ray(
         plan_folder=str(plan_folder), run_folder=str(run_path), pin=False, **options
     )  # not pinned: Ray may give the node's other cores to other jobs
     check_eval_fanouts(config.eval_fanouts, plan.workload.num_layers)
-    prepare_run(run_path, config)
-    connected = ray.is_initialized()
-    if not connected:
-        ray.init(address=address, log_to_driver=False, logging_level="warning")
-    ended = threading.Event()
-    follower = threading.Thread(
-        target=follow_events, args=(run_path / EVENTS_FILE, ended.is_set, progress)
-    )
-    follower.start()
-    try:
-        _fit_with_restarts(plan, run_path, config, max_restarts)
-    finally:
-        ended.set()
-        follower.join()
+    with alone_in(run_path):
+        prepare_run(run_path, config)
+        connected = ray.is_initialized()
         if not connected:
-            ray.shutdown()
+            ray.init(address=address, log_to_driver=False, logging_level="warning")
+        ended = threading.Event()
+        follower = threading.Thread(
+            target=follow_events, args=(run_path / EVENTS_FILE, ended.is_set, progress)
+        )
+        follower.start()
+        try:
+            _fit_with_restarts(plan, run_path, config, max_restarts)
+        finally:
+            ended.set()
+            follower.join()
+            if not connected:
+                ray.shutdown()
     return load_report(run_path)
 
 
@@ -133,10 +136,11 @@ def _trainer(plan: Plan, run_path: Path, config: RunConfig, attempt: int) -> Any
 def _rank(settings: dict[str, Any]) -> None:
     config = read_config(Path(settings["config"]))
     os.environ[RESTARTS_VARIABLE] = str(settings["attempt"])
+    heartbeat = Heartbeat()
     try:
-        run(config)
+        run(config, heartbeat)
     except Exception as error:
-        record_end(config, error)
+        record_end(config, error, heartbeat)
         raise
 
 

@@ -26,7 +26,7 @@ from gnnplan.runtime.features.tier import AbstractFeatureStore
 from gnnplan.runtime.graph.dataset import Graph, is_typed
 from gnnplan.runtime.loader.bulk import open_shard
 from gnnplan.runtime.loader.stages import AbstractStage
-from gnnplan.runtime.loader.topology import FIRST_PEER, LocatedLists, read_lists
+from gnnplan.runtime.loader.topology import FIRST_PEER, LocatedLists, read_lists, sort_lists
 from gnnplan.runtime.meter import StageMeter
 from gnnplan.runtime.plan.io import load_array
 from gnnplan.runtime.plan.schema import Plan, StepShapes, Workload
@@ -35,7 +35,7 @@ from gnnplan.runtime.sampling.exclusion import Candidates, Exclude
 from gnnplan.runtime.sampling.memory import Envelope
 from gnnplan.runtime.sampling.minibatch import Dialect, MiniBatch
 from gnnplan.runtime.sampling.registry import find_sampler, why_on_host
-from gnnplan.runtime.sampling.typed import check_type_fanouts, sort_lists, type_fanouts
+from gnnplan.runtime.sampling.typed import check_type_fanouts, type_fanouts
 from gnnplan.runtime.stages import Stage
 
 
@@ -69,13 +69,13 @@ def open_device_sampler(
     from gnnplan.runtime.sampling.build import build_device_sampler
     from gnnplan.runtime.sampling.gpu.topology import DeviceTopology
 
-    indptr, indices, order = sort_lists(graph, plan.workload)
     policy, named = plan.strategy.topology.policy, plan.strategy.sampler
     if policy == "partitioned":
         topology = _open_in_parts(plan, graph, device, comm, edge_ids=edge_ids)
         return build_device_sampler(
             named, topology, graph.indptr, graph.indices, plan.workload.fanouts,
-            plan.workload.seed, device=device, edge_ids=edge_ids, steps_per_epoch=num_steps,
+            plan.workload.seed, device=device, edge_ids=edge_ids, edge_weight=graph.edge_weight,
+            steps_per_epoch=num_steps,
         )  # fmt: skip
     hot = peers = local = None
     if policy == "cached" and lent is None:
@@ -83,11 +83,15 @@ def open_device_sampler(
         hot, peers = lists.held[rank], _peer_lists(plan, lists, rank, comm)
     if find_sampler(named.name).prefers_local:
         local = np.asarray(load_array(plan, folder, f"feature_own_ids_{rank}"), np.int64)
+    typed, share = is_typed(plan.workload), None if lent else HostShare.of(plan, rank, comm)
+    indptr, indices, order = graph.indptr, graph.indices, None
+    if typed and (edge_ids or not lent):
+        lists = sort_lists(graph, share, keep_order=edge_ids)
+        indptr, indices, order = lists.ends, lists.indices, lists.order
     topology = lent or DeviceTopology.load(
-        indptr, indices, device, pinned=policy != "replicated", hot=hot,
-        share=HostShare.of(plan, rank, comm), peers=peers,
-    )  # fmt: skip
-    if is_typed(plan.workload) or graph.task == "link":
+        indptr, indices, device, pinned=policy != "replicated", hot=hot, share=share, peers=peers
+    )
+    if typed or graph.task == "link":
         settings = {
             "device": device, "dialect": Dialect(named.dialect), "seed": plan.workload.seed,
             "edge_ids": edge_ids,

@@ -3,6 +3,7 @@
 One object serves a loader when it opens, and again where a sampler changes while training.
 """
 
+import contextlib
 import functools
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,7 +15,7 @@ import torch
 from gnnplan.runtime.comm.collectives import Communicator
 from gnnplan.runtime.comm.order import CollectiveOrder
 from gnnplan.runtime.errors import DatasetError, InputError, PlanError
-from gnnplan.runtime.features.device_rows import PinError
+from gnnplan.runtime.features.device_rows import HostShare, PinError
 from gnnplan.runtime.features.device_store import DeviceFeatureStore
 from gnnplan.runtime.features.store import TypedFeatureStore, open_store
 from gnnplan.runtime.features.tier import AbstractFeatureStore
@@ -55,7 +56,7 @@ from gnnplan.runtime.loader.stages import (
     link_stages,
     seed_batch,
 )
-from gnnplan.runtime.loader.topology import Topology
+from gnnplan.runtime.loader.topology import Topology, sort_lists
 from gnnplan.runtime.meter import StageMeter
 from gnnplan.runtime.models.weights import count_self_loops, fill_weights
 from gnnplan.runtime.plan.io import load_array
@@ -66,7 +67,7 @@ from gnnplan.runtime.sampling.memory import HopShapes
 from gnnplan.runtime.sampling.minibatch import Dialect, MiniBatch
 from gnnplan.runtime.sampling.registry import DEFAULT_SAMPLER, find_sampler, is_default
 from gnnplan.runtime.sampling.seeds import LinkSchedule, SeedSchedule, ShardSchedule
-from gnnplan.runtime.sampling.typed import typed_sampler
+from gnnplan.runtime.sampling.typed import SortedByType, typed_sampler
 from gnnplan.runtime.stages import Stage
 from gnnplan.runtime.train.overlap import IN_READ
 from gnnplan.runtime.train.precision import DTYPES
@@ -110,8 +111,10 @@ class LoaderParts:
         self._seeds: dict[str, Any] = {
             "shuffle": shuffle, "drop_last": drop_last, "num_ranks": ranks, "rank": own,
         }  # fmt: skip
-        self._lent = lender is not None
+        self._lender, self._lent = lender, lender is not None
+        self._is_left = False
         self._lists = None if lender is None else lender.lend_lists()
+        self._sorted = None if lender is None else lender._sorted
         self.plan, self.graph, self.rank, self.size = plan, graph, rank, size
         self.meter, self._streams = meter, streams
         self.place = device_place(plan, graph, device, asked=on_device)
@@ -130,14 +133,23 @@ class LoaderParts:
         self._ordered: tuple[Communicator, CollectiveOrder] | None = None
 
     def close(self) -> None:
-        """Give back the feature store and the process groups."""
+        """Give back the feature store, once the device has read it, and the process groups."""
         self._end_order()
-        if not self._lent:
+        if not (self._lent or self._is_left):
+            if self.place.gathers or self.place.samples:
+                with contextlib.suppress(RuntimeError):  # a GPU that has failed reads nothing
+                    processor_of(self.place.device).synchronize()
             self.store.close()
         if self._bulk is not None:
             self._bulk.close()
         if self.cooperation is not None:
             self.cooperation.close()
+
+    def leave(self) -> None:
+        """Keep the rows for good, the lender's too, because a stuck thread may be reading them."""
+        self._is_left = True
+        if self._lender is not None:
+            self._lender.leave()
 
     @functools.cached_property
     def _host_topology(self) -> Topology:
@@ -291,10 +303,27 @@ class LoaderParts:
                 )
             if drawing := self._draw_on_device(self.schedule):
                 return SeedsStage(self.schedule, self.dialect), drawing
-            graph = self._host_topology.graph
-            typed = typed_sampler(graph, workload, dialect=self.dialect, edge_ids=edge_ids)
+            # A device that was refused its lists does not take the other ranks' along.
+            lists = self.sorted_lists(all_ranks=not self.place.samples)
+            typed = typed_sampler(
+                self.graph, workload, lists=lists, dialect=self.dialect, edge_ids=edge_ids
+            )
             return SeedsStage(self.schedule, self.dialect), SampleStage(typed)
         return SeedsStage(self.schedule, self.dialect), self._sample_stage(self.schedule)
+
+    def sorted_lists(self, *, all_ranks: bool) -> SortedByType | None:
+        """Return a typed graph's lists by type, as the host's samplers read them; None for others.
+
+        They are kept where the host draws. If `all_ranks` call and training's communicator was
+        given, those of a host sort them once; collective.
+        """
+        if self._sorted is not None or not is_typed(self.plan.workload):
+            return self._sorted
+        together = all_ranks and self._comm is not None and not self._lent
+        share = HostShare.of(self.plan, self.rank, self._comm) if together else None
+        found = sort_lists(self.graph, share, keep_order=not self._as_blocks)
+        self._sorted = None if self.place.samples else found
+        return found
 
     def _refuse_variants(self, what: str) -> None:
         """Refuse all but the default sampler, drawn step by step over a whole topology."""
@@ -452,7 +481,7 @@ class LoaderParts:
 def _type_of_rows(plan: Plan, graph: Graph, asked: torch.dtype | None) -> torch.dtype:
     """Return the type of rows that are handed out; InputError for one that would change values."""
     name = plan.strategy.features.storage_dtype
-    plain = graph.x is not None and name == graph.feature_dtype
+    plain = graph.x_csr is None and name == graph.feature_dtype
     stored = DTYPES.get(name, torch.float32) if plain else torch.float32
     if plan.strategy.batching == "cooperative":  # rows of other ranks come in float32
         stored = torch.float32

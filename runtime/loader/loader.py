@@ -36,11 +36,11 @@ from gnnplan.runtime.loader.pyg import (
     Selection,
     check_keywords,
     check_padded,
-    link_form,
+    means_training,
     select_seeds,
     select_training_seeds,
 )
-from gnnplan.runtime.loader.stages import SampleStage, seed_batch
+from gnnplan.runtime.loader.stages import SampleStage, link_form, seed_batch
 from gnnplan.runtime.meter import StageMeter
 from gnnplan.runtime.plan.io import load_plan
 from gnnplan.runtime.plan.schema import Plan
@@ -51,6 +51,7 @@ from gnnplan.runtime.process import (
     memory_spread_over,
 )
 from gnnplan.runtime.processor import processor_of
+from gnnplan.runtime.sampling.typed import SortedByType
 from gnnplan.runtime.train.overlap import (
     MadeBatch,
     Prefetcher,
@@ -104,7 +105,8 @@ class PlannedLoader:
         plan: Plan folder; None takes that of `gnnplan launch`, from $GNNPLAN_PLAN.
         graph: The plan's dataset where it is open already; None opens it.
         input_nodes, edge_label_index, batch_size, num_neighbors, shuffle, drop_last: Seeds, as in
-            `pyg.select_seeds`; of the plan's training seeds the plan decides them.
+            `pyg.select_seeds`; of the plan's training seeds the plan decides them, also where a
+            script gives these seeds with shuffle=True.
         transform: Called with each PyG batch; what it returns is handed out.
         node_data: Further columns by name, rows of all nodes [N, ...], handed out as fields of a
             PyG batch; by node type, and rows of that type, in a typed graph.
@@ -126,7 +128,8 @@ class PlannedLoader:
             the plan's precision reads.
         epoch: First epoch.
         comm: Communicator of exchanges with peers, which training uses too: GPUs send for both in
-            one order. None makes one where a rank has peers.
+            one order, and a host's ranks on cores sort a typed graph's lists once, together. None
+            makes one where a rank has peers.
         meter: Meter of stage seconds; None makes one.
         on_device: Whether the device draws and gathers by its own kernels, as far as it can; None:
             where it is a GPU. True on the CPU runs them in Triton's interpreter (tests).
@@ -171,6 +174,11 @@ class PlannedLoader:
         **others: Any,
     ) -> None:
         check_keywords(others)
+        if not isinstance(graph, Graph | None):
+            raise TypeError(
+                f"PlannedLoader: graph: expected the plan's dataset (open_graph), found "
+                f"{type(graph).__name__}; leave it out, and name other keywords"
+            )
         self._folder = plan_folder(plan)
         self._planned = made = load_plan(self._folder)
         here, ranks = rank_and_size()
@@ -200,7 +208,7 @@ class PlannedLoader:
             "shuffle": shuffle,
             "drop_last": drop_last,
         }
-        if edge_label_index is None and isinstance(input_nodes, str) and input_nodes == "train":
+        if means_training(self.graph, input_nodes, edge_label_index, shuffle):
             selected = select_training_seeds(made, self.graph, **asked)
         else:
             asked |= {"edge_label_index": edge_label_index, "blocks": blocks}
@@ -413,6 +421,10 @@ class PlannedLoader:
             self.stages, self._meets = [padded], False
             self._order = self._parts.order(self._workers.count, self.stages)
 
+    def sorted_lists(self) -> SortedByType | None:
+        """Return a typed graph's lists by type, else None; all ranks call it, for validation."""
+        return self._parts.sorted_lists(all_ranks=True)
+
     def set_factor(self, factor: float) -> None:
         """Sample with another locality factor (sampler las) from the next batch on.
 
@@ -465,8 +477,7 @@ class PlannedLoader:
 def _give_back(workers: Workers, parts: LoaderParts, order: CollectiveOrder | None) -> None:
     """End a loader's threads; what a stuck one may be reading stays."""
     free = order is None or order.close()
-    if workers.close() and free:
-        parts.close()
+    _ = parts.close() if workers.close() and free else parts.leave()
 
 
 def _check_ranks(plan: Plan, rank: int, size: int) -> None:

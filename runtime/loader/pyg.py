@@ -6,7 +6,7 @@ PyG's `Data`, with what a script adds to them.
 """
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from gnnplan.runtime.errors import InputError
+from gnnplan.runtime.errors import InputError, warn_once
 from gnnplan.runtime.graph.dataset import Graph, GraphTypes, is_typed, types_of
 from gnnplan.runtime.plan.schema import Plan, Sampler, Strategy, TopologyPlacement, Workload
 from gnnplan.runtime.sampling.memory import HopShapes
@@ -30,6 +30,7 @@ from gnnplan.runtime.sampling.pyg import (
     to_pyg,
 )
 from gnnplan.runtime.sampling.registry import DEFAULT_SAMPLER
+from gnnplan.runtime.sampling.typed import fanouts_by_type, read_fanouts
 
 _log = logging.getLogger(__name__)
 
@@ -73,7 +74,7 @@ def check_keywords(given: Mapping[str, Any]) -> None:
             raise TypeError(f"PlannedLoader: {name}: {_ELSEWHERE[name]}")
         if name not in _NEUTRAL:
             raise TypeError(f"PlannedLoader() got an unexpected keyword argument {name!r}")
-        value, same = given[name], _NEUTRAL[name]
+        value, same = getattr(given[name], "value", given[name]), _NEUTRAL[name]  # of PyG's enums
         if not (value is same or value == same):
             flag = f" (gnnplan plan {_FLAGS[name]})" if name in _FLAGS else ""
             raise TypeError(
@@ -82,33 +83,6 @@ def check_keywords(given: Mapping[str, Any]) -> None:
             )
     if ignored:
         _log.info("PlannedLoader: %s left out: the plan's threads make batches", ", ".join(ignored))
-
-
-def link_form(
-    neg_sampling: Any, neg_sampling_ratio: float | None, workload: Workload
-) -> Literal["triplet", "binary"]:
-    """Return in which of PyG's forms links are handed out.
-
-    Raises TypeError for another number of negatives than the plan's.
-    """
-    if neg_sampling_ratio is not None:
-        neg_sampling = {"mode": "binary", "amount": neg_sampling_ratio}
-    if neg_sampling is None:
-        return "triplet"
-    if isinstance(neg_sampling, str):
-        neg_sampling = {"mode": neg_sampling}
-    if not isinstance(neg_sampling, Mapping):  # PyG's NegativeSampling
-        neg_sampling = {"mode": neg_sampling.mode, "amount": neg_sampling.amount}
-    mode = neg_sampling["mode"]
-    mode, planned = str(getattr(mode, "value", mode)), workload.links.num_negatives
-    amount = neg_sampling.get("amount", planned)
-    if mode not in ("triplet", "binary") or amount != planned:
-        raise TypeError(
-            f"PlannedLoader: neg_sampling: expected triplet or binary with {planned} negatives per "
-            f"link, as the plan draws them, found {mode} with {amount}; plan again (gnnplan plan "
-            "--num-negatives)"
-        )
-    return "binary" if mode == "binary" else "triplet"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -157,7 +131,7 @@ def select_training_seeds(
             "PlannedLoader: shuffle and drop_last: training goes over each seed once per epoch in "
             "an order of its own, as the plan counts on; leave them out, or name other input_nodes"
         )
-    _refuse_other_sizes(plan, batch_size, num_neighbors)
+    _refuse_other_sizes(plan, graph, batch_size, num_neighbors)
     return Selection(graph=graph, plan=plan)
 
 
@@ -196,9 +170,7 @@ def select_seeds(
     Raises:
         InputError: seeds that the graph does not have.
     """
-    seeds = _links(graph, input_nodes, edge_label_index)
-    if seeds is None:
-        seeds = _nodes(graph, input_nodes)
+    seeds = _seeds(graph, input_nodes, edge_label_index)
     if not len(seeds):
         raise InputError("input_nodes: expected at least one seed, found none; name others")
     if alone and any(s.kind in ("peer", "remote") for s in plan.strategy.features.sources):
@@ -207,10 +179,14 @@ def select_seeds(
             "go over a share of the seeds on every rank, and sum the counts"
         )
     ranks = 1 if alone else plan.num_ranks
+    if shuffle and ranks > 1:
+        _say_split(seeds, graph.train_idx, ranks)
     size = plan.workload.batch_size if batch_size is None else int(batch_size) * ranks
     if size < 1:
         raise InputError(f"batch_size: expected at least 1, found {batch_size}; correct it")
-    workload = replace(plan.workload, batch_size=size, **_neighbors(graph, plan, num_neighbors))
+    workload = replace(plan.workload, batch_size=size)
+    if num_neighbors is not None:
+        workload = replace(workload, **read_fanouts(graph, workload, num_neighbors))
     return Selection(
         graph=replace(graph, train_idx=seeds),
         plan=replace(plan, workload=workload, strategy=_plain(plan, blocks)),
@@ -218,6 +194,30 @@ def select_seeds(
         drop_last=drop_last,
         alone=alone,
     )
+
+
+def means_training(graph: Graph, input_nodes: Any, edge_label_index: Any, shuffle: Any) -> bool:
+    """Tell whether a script means the plan's training: by name, or by its seeds, shuffled.
+
+    They have to come in the dataset's order, of which `input_id` are places.
+    """
+    if edge_label_index is None and isinstance(input_nodes, str) and input_nodes == "train":
+        return True
+    seeds = _seeds(graph, input_nodes, edge_label_index) if shuffle else None
+    return seeds is not None and np.array_equal(seeds, graph.train_idx)
+
+
+def _say_split(seeds: NDArray[np.int64], train: NDArray[np.int64], ranks: int) -> None:
+    """Warn of seeds that are as many of the training nodes as a script gives each rank of DDP."""
+    parts = (len(train) // ranks, -(-len(train) // ranks))
+    if len(seeds) in parts and seeds.ndim == 1 and np.isin(seeds, train).all():
+        warn_once(
+            "seeds split by hand",
+            f"PlannedLoader: input_nodes are {len(seeds)} of {len(train)} training nodes, as if "
+            f"split over {ranks} ranks: each rank goes over its share of them alone; give all "
+            "training nodes on every rank",
+            UserWarning,
+        )
 
 
 def _plain(plan: Plan, blocks: bool) -> Strategy:
@@ -243,7 +243,9 @@ def _plain(plan: Plan, blocks: bool) -> Strategy:
     )
 
 
-def _refuse_other_sizes(plan: Plan, batch_size: int | None, num_neighbors: Any) -> None:
+def _refuse_other_sizes(
+    plan: Plan, graph: Graph, batch_size: int | None, num_neighbors: Any
+) -> None:
     """Refuse another batch or other fan-outs than the plan's own."""
     workload, ranks = plan.workload, plan.num_ranks
     if batch_size is not None and batch_size * ranks != workload.batch_size:
@@ -252,45 +254,22 @@ def _refuse_other_sizes(plan: Plan, batch_size: int | None, num_neighbors: Any) 
             f"{ranks} ranks, as planned ({workload.batch_size} in all), found {batch_size}; leave "
             "it out, or plan again (gnnplan plan --batch-size, which counts all ranks)"
         )
-    if num_neighbors is not None and _listed(num_neighbors) != list(workload.fanouts):
+    if num_neighbors is None:
+        return
+    asked = replace(workload, **read_fanouts(graph, workload, num_neighbors))
+    planned = fanouts_by_type(graph, workload)
+    if fanouts_by_type(graph, asked) != planned:
+        expected = planned if workload.type_fanouts else list(workload.fanouts)
         raise TypeError(
-            f"PlannedLoader: num_neighbors: expected {list(workload.fanouts)} as planned, found "
+            f"PlannedLoader: num_neighbors: expected {expected} as planned, found "
             f"{num_neighbors!r:.100}; leave it out, or plan again (gnnplan plan --fanouts)"
         )
 
 
-def _listed(num_neighbors: Any) -> Any:
-    return list(num_neighbors) if isinstance(num_neighbors, Sequence) else num_neighbors
-
-
-def _neighbors(graph: Graph, plan: Plan, num_neighbors: Any) -> dict[str, Any]:
-    """Return the workload's changed fan-outs."""
-    if num_neighbors is None:
-        return {}
-    by_type: dict[str, list[int]] = {}
-    if isinstance(num_neighbors, Mapping):
-        if not is_typed(plan.workload):
-            raise InputError(
-                "num_neighbors: expected a list of fan-outs for a graph without types, found a "
-                "mapping; give one number per hop"
-            )
-        by_type = {
-            name if isinstance(name, str) else "__".join(name): list(fanouts)
-            for name, fanouts in num_neighbors.items()
-        }
-        missing = sorted(set(types_of(graph).edge_types) - by_type.keys())
-        if missing:
-            raise InputError(
-                f"num_neighbors: expected fan-outs of every edge type, found none of {missing[0]}; "
-                "add them"
-            )
-        num_neighbors = next(iter(by_type.values()))
-    fanouts = [int(k) for k in num_neighbors]
-    if not fanouts or min(fanouts) < -1:
-        raise InputError(
-            f"num_neighbors: expected a number per hop, at least -1, found {fanouts}; correct them"
-        )
-    return {"fanouts": fanouts, "type_fanouts": by_type, "num_layers": len(fanouts)}
+def _seeds(graph: Graph, input_nodes: Any, edge_label_index: Any) -> NDArray[np.int64]:
+    """Return the nodes or links that PyG's keywords mean, before any are shuffled."""
+    links = _links(graph, input_nodes, edge_label_index)
+    return _nodes(graph, input_nodes) if links is None else links
 
 
 def _links(graph: Graph, input_nodes: Any, edge_label_index: Any) -> NDArray[np.int64] | None:
@@ -454,7 +433,8 @@ class PygView:
     def _plain(self, batch: MiniBatch) -> Any:
         if self._shapes is None:
             y = None if self._graph.y is None else torch.from_numpy(self._graph.y[batch.n_id])
-            data = to_pyg(batch, batch.x, None if y is None else y.to(batch.x.device))
+            y = None if y is None else y.to(batch.x.device)
+            data = to_pyg(batch, batch.x, y, notes=self._graph.meta.notes)
         else:
             data = self._where_rows_are(batch)
         for name, rows in self._node_data.items():
@@ -464,7 +444,8 @@ class PygView:
 
     def _where_rows_are(self, batch: MiniBatch) -> Any:
         """Return a batch that is on the rows' device, without its edges' places if none asks."""
-        data = to_pyg(getattr(batch, "drawn", batch), batch.x).to(batch.x.device)
+        drawn, notes = getattr(batch, "drawn", batch), self._graph.meta.notes
+        data = to_pyg(drawn, batch.x, notes=notes).to(batch.x.device)
         if self._weight is None and not self._edge_data:
             data.e_id = None  # to look places up, the host would wait for the device
         return data

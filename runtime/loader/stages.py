@@ -16,8 +16,8 @@ import threading
 import weakref
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -185,6 +185,38 @@ def link_stages(
     sampler = ExcludingSampler(graph.indptr, graph.indices, workload.fanouts, **settings)
     sample = LinkSampleStage(sampler, schedule, Exclude(links.exclude))
     return LinkSeedsStage(schedule, negatives), sample
+
+
+def link_form(
+    neg_sampling: Any, neg_sampling_ratio: float | None, workload: Workload
+) -> Literal["triplet", "binary"]:
+    """Return in which of PyG's forms links are handed out.
+
+    Raises TypeError for another number of negatives than the plan's.
+    """
+    if neg_sampling_ratio is not None:
+        neg_sampling = {"mode": "binary", "amount": neg_sampling_ratio}
+    if neg_sampling is None:
+        return "triplet"
+    if isinstance(neg_sampling, str):
+        neg_sampling = {"mode": neg_sampling}
+    if not isinstance(neg_sampling, Mapping):  # PyG's NegativeSampling
+        neg_sampling = vars(neg_sampling)
+    if any(neg_sampling.get(name) is not None for name in ("src_weight", "dst_weight")):
+        raise TypeError(
+            "PlannedLoader: neg_sampling: expected no weights of nodes, found some: the plan draws "
+            "all negatives alike; leave them out"
+        )
+    mode = neg_sampling["mode"]
+    mode, planned = str(getattr(mode, "value", mode)), workload.links.num_negatives
+    amount = neg_sampling.get("amount", planned)
+    if mode not in ("triplet", "binary") or amount != planned:
+        raise TypeError(
+            f"PlannedLoader: neg_sampling: expected triplet or binary with {planned} negatives per "
+            f"link, as the plan draws them, found {mode} with {amount}; plan again (gnnplan plan "
+            "--num-negatives)"
+        )
+    return "binary" if mode == "binary" else "triplet"
 
 
 SPARE_FRACTION = 0.125

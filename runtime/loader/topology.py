@@ -9,7 +9,7 @@ The location table of `cached` has features' codes (`slot << 8 | number`) over `
 positions stay those of the dataset, so every sampler draws the same batch under every policy.
 
 Under `partitioned` the graph here is the host's, of which the distributed matrix samplers cut their
-rows. Typed samplers sort the whole graph's lists into arrays of their own and refuse `cached`.
+rows. Typed samplers sort the whole graph's lists into arrays of the host's, and refuse `cached`.
 FastGCN's probabilities take one pass over the dataset.
 """
 
@@ -23,14 +23,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gnnplan.runtime.errors import PlanError
+from gnnplan.runtime.features.device_rows import HostMemory, HostShare
 from gnnplan.runtime.features.location import LocationTable
-from gnnplan.runtime.graph.dataset import Graph
+from gnnplan.runtime.graph.dataset import Graph, types_of
 from gnnplan.runtime.plan.io import load_array
 from gnnplan.runtime.plan.schema import Plan, Source
 from gnnplan.runtime.sampling.build import BatchSampler
 from gnnplan.runtime.sampling.minibatch import Dialect, MiniBatch
 from gnnplan.runtime.sampling.placed_indices import PlacedIndices
 from gnnplan.runtime.sampling.registry import find_sampler
+from gnnplan.runtime.sampling.typed import Fill, SortedByType, hold_alone
 
 SOURCES = [Source(kind="own"), Source(kind="host"), Source(kind="disk")]
 """First sources that the codes of `topology_location_<g>` number; the ranks follow."""
@@ -199,3 +201,23 @@ def _without_read_ahead(array: Any) -> None:
     mapping = getattr(array, "_mmap", None)
     if mapping is not None:
         mapping.madvise(mmap.MADV_RANDOM)
+
+
+def sort_lists(graph: Graph, share: HostShare | None = None, *, keep_order: bool) -> SortedByType:
+    """Sort a typed graph's lists by type, once per host where its ranks share.
+
+    Collective over the ranks that share.
+    """
+    num_types = len(types_of(graph).edge_types)
+    assert graph.edge_type is not None
+
+    def hold(num_bytes: int, fill: Fill) -> NDArray[np.uint8]:
+        def fill_shared(room: HostMemory) -> None:
+            fill(np.frombuffer(room, np.uint8))
+
+        room = None if share is None else share.map(num_bytes, fill_shared, used=True)
+        return hold_alone(num_bytes, fill) if room is None else np.frombuffer(room, np.uint8)
+
+    return SortedByType.of(
+        graph.indptr, graph.indices, graph.edge_type, num_types, keep_order=keep_order, hold=hold
+    )

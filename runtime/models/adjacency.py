@@ -38,7 +38,8 @@ class TorchBlock:
     """Number of true destinations on the device, int64 (1,); rows behind it are padding, without
     edges. None: every row is true."""
     step: int = 1
-    """Places in `indptr` from one row to the next, where rows of several relations lie in turn."""
+    """Entries of `indptr` from one row to the next: 1, or, in a view of one relation of a typed
+    block, the number of relations."""
     dst: Tensor | None = None
     """Destination of each edge, int32, of padded blocks alone. Edges behind the last true one lead
     from the last source to the last destination, which are no nodes."""
@@ -114,12 +115,13 @@ class SelfLooped:
 
     block: TorchBlock
     kept: Tensor | None
-    """int64 positions of the edges that stayed; None: all did, or have a place in `edges`."""
+    """int64 positions, in the block before, of the edges that stayed (drawn self-loops go). None:
+    `edges` has a place for every edge."""
     edges: Tensor
-    """int64 positions of those edges in the new block; of a padded one, those that did not stay
-    have the place behind its last."""
+    """int64 positions of those edges in the new block. In a padded block, edges that went have the
+    position behind its last."""
     loops: Tensor
-    """int64 (num_dst,), positions of the self-loops; of padding's rows likewise."""
+    """int64 (num_dst,), positions of the self-loops; of padding rows the one behind the last."""
 
 
 def insert_self_loops(block: TorchBlock, *, may_loop: bool = True) -> SelfLooped:

@@ -218,7 +218,7 @@ def _attend_plain(
     h: Tensor, score_src: Tensor, score_dst: Tensor, keep: Tensor, block: TorchBlock, slope: float,
     *, by_kernels: bool,
 ) -> Tensor:  # fmt: skip
-    """Compute the same in torch operations, for any device and dtype, or sum by a GPU's kernels."""
+    """Compute attention in torch operations; `by_kernels` lets a GPU's kernels do the sums."""
     heads, dtype = score_src.shape[1], h.dtype
     h, score_src, score_dst, keep = (wide(each) for each in (h, score_src, score_dst, keep))
     row, source = block.row_of_edge(), block.indices.long()
@@ -280,10 +280,21 @@ def _check_blocks(convs: nn.ModuleList, blocks: Sequence[TorchBlock]) -> None:
 
 
 class BlockModel(nn.Module):
-    """Convolutions, input side first, with ReLU and dropout between them; layer l takes block l."""
+    """Convolutions, input side first, with ReLU and dropout between them; layer l takes block l.
+
+    Raises:
+        InputError: a convolution that `supports` does not hold for.
+    """
 
     def __init__(self, convs: Sequence[nn.Module], *, dropout: float = 0.0):
         super().__init__()
+        for layer, conv in enumerate(convs):
+            if not supports(conv):
+                raise InputError(
+                    f"layer {layer}: expected SAGEConv of means, GCNConv or GATConv with what PyG "
+                    f"sets by default but for widths, heads, bias and dropout, found {conv} of "
+                    "other settings; return a module of your own with forward(x, blocks)"
+                )
         self.convs = nn.ModuleList(convs)
         self.dropout = dropout
 

@@ -123,7 +123,7 @@ class Planned(nn.Module):
         self.model = model
         self.uses_blocks: bool | None = None
         self._warned_of_weights = False
-        self._convs = list(_convolutions(model))
+        self._convs = list(dict.fromkeys(_convolutions(model)))
         if not self._convs:
             raise InputError(
                 "planned: expected a model with torch_geometric convolutions, found none"
@@ -297,7 +297,7 @@ def _convolutions(module: nn.Module) -> Iterator[nn.Module]:
 @contextmanager
 def _swapped_forward(conv: nn.Module, run: _Run) -> Iterator[None]:
     """Let the convolution compute its layer's block for one forward pass."""
-    original = conv.forward
+    original, own = conv.forward, vars(conv).get("forward")
 
     def forward(x: Any, edge_index: Any = None, *args: Any, **kwargs: Any) -> Tensor:
         block = _next_block(run, x, edge_index, [*args, *kwargs.values()])
@@ -307,7 +307,10 @@ def _swapped_forward(conv: nn.Module, run: _Run) -> Iterator[None]:
     try:
         yield
     finally:
-        del conv.forward
+        if own is None:
+            del conv.forward
+        else:
+            conv.forward = own
 
 
 def _next_block(run: _Run, x: Any, edge_index: Any, others: list[Any]) -> TorchBlock:

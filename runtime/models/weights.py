@@ -125,11 +125,11 @@ def _drawn_without_self(indptr, indices, neighbours):
 def _sampled_degrees(batch: MiniBatch, block: Block) -> tuple[NDArray[np.float32], ...]:
     # first_seen blocks are nested: the subgraph PyG's layers see is the outermost block.
     reference = batch.blocks[0] if batch.dialect == Dialect.FIRST_SEEN else block
-    neighbours = np.zeros(block.num_src, np.float32)
+    neighbours = np.zeros(block.num_src, np.int32)  # float32 would count to 2^24 alone
     counted = min(reference.num_dst, block.num_src)
     _drawn_without_self(reference.indptr[: counted + 1], reference.indices, neighbours)
     drawn = np.diff(block.indptr[: block.num_dst + 1]).astype(np.float32)
-    return drawn, (1 / np.sqrt(neighbours + 1)).astype(np.float32)
+    return drawn, (1 / np.sqrt(neighbours.astype(np.float32) + 1)).astype(np.float32)
 
 
 def _full_degrees(
@@ -220,12 +220,12 @@ def sampled_degrees(block: TorchBlock, outermost: TorchBlock | None) -> tuple[Te
     """
     reference = block if outermost is None else outermost
     row = reference.row_of_edge()
-    other = (reference.indices != row).float()
+    other = (reference.indices != row).int()  # float32 would count to 2^24 alone
     if reference.dst is not None:  # edges of padding count nowhere
         last = reference.indptr[-1:]
         other = other * (torch.arange(reference.num_edges, device=last.device) < last)
     counts = other.new_zeros(reference.num_dst).index_add_(0, row, other)
-    neighbours = other.new_zeros(block.num_src)
+    neighbours = row.new_zeros(block.num_src, dtype=torch.float32)
     counted = min(reference.num_dst, block.num_src)
     neighbours[:counted] = counts[:counted]
     return block.indptr.diff().float(), _inverse_root(neighbours)

@@ -33,6 +33,16 @@ class GraphRef:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class HostSize:
+    """What a host had when it was measured, of which a scheduler may give a job a share."""
+
+    cores: int
+    memory_gib: int
+    gpu: str = ""
+    """Model of the GPUs that plans use; empty without any."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class MachineRef:
     """The machine a plan was made for."""
 
@@ -43,6 +53,10 @@ class MachineRef:
     """Hash of the measurements, or of the preset's numbers."""
     provenance: str
     """measured | preset."""
+    hosts: list[HostSize] = field(
+        default_factory=list[HostSize], hash=False, metadata=codec.UNLESS_SET
+    )
+    """Sizes of the hosts in `fingerprint`; empty for presets."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -72,7 +72,7 @@ class Setting:
     unset: str = ""
     """What is done where the value is None."""
     default: Any = ...
-    """Default of flags and requests, where it is not the field's own."""
+    """Default of flags and requests where it differs from the field's own default; else `...`."""
     surface: Literal["all", "flag", "service"] = "all"
     """Where the field can be set: everywhere, as a flag alone, or in requests alone."""
 

@@ -55,9 +55,10 @@ def choose_rows(
     rows: Any, hop: int, stream: Any, node_ids: Any, i: int, last: int, row: int, edge: int,
     enough: int, row_ptr: Any, positions: Any,
 ) -> tuple[int, int]:  # fmt: skip
-    """Choose the edges of nodes i .. last-1 until there are `enough`; `row` is the row of node i.
+    """Choose edges of node i and those after it, until `last` or until edge number `enough`.
 
-    Fill `row_ptr` after each row, and `positions`. Return the first node left and the edge end.
+    `row` is the row of node i, `edge` the number of the first edge. Fill `positions` by edge and
+    `row_ptr` after each row. Return the first node that was not reached and the edges' end.
     """
     raise NotImplementedError
 

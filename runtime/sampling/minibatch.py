@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Generic, TypeVar, no_type_check
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, no_type_check
 
 import numpy as np
 from numpy.typing import NDArray
@@ -134,6 +134,15 @@ class MiniBatch:
     """Adjacency lists visited, by source (own, host, disk), where the plan places topology."""
     list_bytes_by_source: dict[str, int] = field(default_factory=dict)
     """Bytes of offsets and neighbour ids read for them."""
+
+    if not TYPE_CHECKING:  # it would be an attribute of any name to type checkers
+
+        def __getattr__(self, name: str) -> Any:
+            raise AttributeError(
+                f"{type(self).__name__!r} object has no attribute {name!r}: a batch of blocks has "
+                "blocks, n_id, seeds, x and y; PlannedLoader(blocks=False) hands out PyG's Data, "
+                "with columns of yours by its node_data and edge_data"
+            )
 
     @property
     def num_seeds(self) -> int:

@@ -23,7 +23,9 @@ if TYPE_CHECKING:
     from gnnplan.runtime.sampling.gpu.hops import DeviceBatch
 
 
-def to_pyg(batch: "MiniBatch | DeviceBatch", x: Any = None, y: Any = None) -> "Data":
+def to_pyg(
+    batch: "MiniBatch | DeviceBatch", x: Any = None, y: Any = None, *, notes: Sequence[str] = ()
+) -> "Data":
     """View a first_seen batch as `torch_geometric.data.Data`.
 
     What a device drew stays there.
@@ -39,9 +41,11 @@ def to_pyg(batch: "MiniBatch | DeviceBatch", x: Any = None, y: Any = None) -> "D
         x: Feature rows of `batch.n_id`, a tensor or array [num_input, ...], or None.
         y: Labels of `batch.n_id` (all nodes, not only the seeds), likewise; handed out where the
             rows of x lie.
+        notes: Lines of the dataset's import, which explain fields that the batch lacks.
     """
     import torch
-    from torch_geometric.data import Data
+
+    from gnnplan.runtime.sampling.pyg_data import LoadedData, tell
 
     if batch.dialect is not Dialect.FIRST_SEEN:
         raise SamplerError(
@@ -49,7 +53,7 @@ def to_pyg(batch: "MiniBatch | DeviceBatch", x: Any = None, y: Any = None) -> "D
             "draws anew at each hop; wrap the model with runtime.models.planned instead"
         )
     outer = batch.blocks[0]
-    data = Data(
+    data = LoadedData(
         edge_index=_edge_index(outer),
         n_id=_tensor(batch.n_id),
         input_id=torch.from_numpy(batch.input_id),
@@ -57,6 +61,7 @@ def to_pyg(batch: "MiniBatch | DeviceBatch", x: Any = None, y: Any = None) -> "D
         num_sampled_nodes=list(batch.num_sampled_nodes),
         num_sampled_edges=list(batch.num_sampled_edges),
     )
+    tell(data, notes)
     data.num_nodes = len(batch.n_id)
     for name, rows in (("x", x), ("y", y)):
         if rows is not None:
@@ -194,7 +199,7 @@ class HeteroView:
 
     def __init__(self, graph: Graph, types: GraphTypes) -> None:
         self._keys = [_triple(name, types.node_types) for name in types.edge_types]
-        self._types = types
+        self._types, self._notes = types, graph.meta.notes
         self._y = graph.y
         node_type = graph.node_type
         if node_type is None or not graph.x_by_type:
@@ -214,7 +219,8 @@ class HeteroView:
         is that of the graph's first training node.
         """
         import torch
-        from torch_geometric.data import HeteroData
+
+        from gnnplan.runtime.sampling.pyg_data import LoadedHeteroData, tell
 
         outer = batch.blocks[0]
         if batch.dialect is not Dialect.FIRST_SEEN or outer.relation_ptr is None:
@@ -225,7 +231,8 @@ class HeteroView:
         node_type = self._node_type[batch.n_id]
         if len(np.unique(node_type[: batch.num_seeds])) > 1:
             raise SamplerError("expected seeds of one node type for a HeteroData, found several")
-        data = HeteroData()
+        data = LoadedHeteroData()
+        tell(data, self._notes)
         hop_of_node = np.repeat(np.arange(len(batch.num_sampled_nodes)), batch.num_sampled_nodes)
         local = rows_within_types(node_type, len(self._types.node_types))
         for number, name in enumerate(self._types.node_types):

@@ -1,8 +1,10 @@
 """Our samplers behind PyG's own NodeLoader and LinkLoader; pyg-lib and torch-sparse are not needed.
 
-    sampler = PygSampler.from_data(data, [15, 10]) loader = NodeLoader(data, sampler,
-    input_nodes=data.train_mask, batch_size=1024, shuffle=True) for epoch in range(epochs):
-    sampler.set_epoch(epoch) for batch in loader: ...
+    sampler = PygSampler.from_data(data, [15, 10])
+    loader = NodeLoader(data, sampler, input_nodes=data.train_mask, batch_size=1024, shuffle=True)
+    for epoch in range(epochs):
+        sampler.set_epoch(epoch)
+        for batch in loader: ...
 
 What is drawn is a function of the run's seed, the epoch and the batch's own seeds: PyG tells a
 sampler nothing of steps, and a counter would repeat itself in every worker. So batches are the same

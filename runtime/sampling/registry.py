@@ -83,8 +83,8 @@ class SamplerSpec:
     # Statistics.
     draws: Draws = Draws.WITHOUT_REPLACEMENT
     """How it draws where its parameters do not say."""
-    unequal: bool = False
-    """Whether chances within a row differ whatever its parameters are."""
+    unequal: bool
+    """Whether chances within a row differ whatever its parameters are, or are 0 for some."""
     law: Callable[[SamplingLaw, Values], SamplingLaw] | None = None
     """Function that lets its own parameters change the law of draws, estimator and weights."""
     takes_all: bool = False
@@ -92,7 +92,7 @@ class SamplerSpec:
     is_baseline: bool = False
     """Whether it is the sampling that exact statistics are held against."""
     exact_weights: bool = False
-    """Whether its weights without replacement are exact where chances differ (see `neighbor`)."""
+    """Whether its weights stay exact for unlike chances without replacement (see `neighbor`)."""
 
     # What it can.
     layerwise: bool = False
@@ -109,14 +109,17 @@ class SamplerSpec:
     # What prices and counts know of it.
     reads_chosen: bool = False
     """Whether it reads the chosen neighbours of a list and no others."""
+    is_expected: bool = False
+    """Whether first answers know its batches by law (`planner/profile/analytic.py`); else they wait
+    for a profile."""
     is_probed: bool = False
     """Whether the probe measures this sampler's rates."""
     launches: Literal["", "hops", "local", "layers", "types"] = ""
     """Count of a GPU's kernels that holds for it; empty: that of hops is borrowed."""
     one_draw_per_vertex: bool = False
     """Whether a vertex is drawn, or not, for all lists that hold it."""
-    gpu_node_bytes: int = 0
-    """Most bytes per node of the graph that its form on a GPU keeps beside lists and weights."""
+    node_bytes: int = 0
+    """Most bytes per node of the graph that a rank keeps for it beside lists and weights."""
     auto_parameters: tuple[dict[str, float | str], ...] = ()
     """Parameters that sampler auto tries, the preferred ones first; empty: not tried."""
 
@@ -164,7 +167,7 @@ _KAPPA: dict[str, Value] = {"kappa": 1, "dependence": "smooth", "layer_dependent
 
 
 def _layerwise(
-    name: str, draws: Draws, parameters: dict[str, Value], *, gpu_node_bytes: int = 0
+    name: str, draws: Draws, parameters: dict[str, Value], *, node_bytes: int = 0
 ) -> SamplerSpec:
     """Make the entry of a sampler by layers.
 
@@ -182,10 +185,11 @@ def _layerwise(
         draws=draws,
         unequal=True,
         layerwise=True,
+        is_expected=True,
         abilities=frozenset(["stacks", "grid"]),
         lone=lambda _: "a layer's probabilities are sums over the whole batch",
         launches="layers",
-        gpu_node_bytes=gpu_node_bytes,
+        node_bytes=node_bytes,
     )  # fmt: skip
 
 
@@ -194,7 +198,9 @@ SAMPLERS: dict[str, SamplerSpec] = {spec.name: spec for spec in (
         name="full",
         cpu="gnnplan.runtime.sampling.build:make_full",
         gpu="gnnplan.runtime.sampling.build:make_full",
+        unequal=False,
         takes_all=True,
+        is_expected=True,
         abilities=frozenset(["stacks", "grid"]),
         lone=lambda _: "",
         reads_chosen=True,
@@ -206,8 +212,10 @@ SAMPLERS: dict[str, SamplerSpec] = {spec.name: spec for spec in (
         cpu="gnnplan.runtime.sampling.build:make_neighbor",
         gpu="gnnplan.runtime.sampling.build:make_neighbor",
         parameters={"draws": "without-replacement", "estimator": "plain", "weights": "none"},
+        unequal=False,
         law=_neighbor_law,
         is_baseline=True,
+        is_expected=True,
         exact_weights=True,
         default_abilities=frozenset(["stacks", "captured", "grid", "links", "types"]),
         lone=lambda _: "",
@@ -227,7 +235,9 @@ SAMPLERS: dict[str, SamplerSpec] = {spec.name: spec for spec in (
             "weights": "none", **_KAPPA,
         },
         draws=Draws.POISSON,
+        unequal=False,
         law=_labor_law,
+        is_expected=True,
         lone=_labor_lone,
         one_draw_per_vertex=True,
         # Its estimators: the others are for stricter users and for attention.
@@ -235,8 +245,8 @@ SAMPLERS: dict[str, SamplerSpec] = {spec.name: spec for spec in (
     ),
     _layerwise("ladies", Draws.WITHOUT_REPLACEMENT, {"norm": "fro", **_KAPPA}),
     _layerwise("pladies", Draws.POISSON, {"norm": "fro", **_KAPPA}),
-    # Its one law for all batches: each column's id, row and probability.
-    _layerwise("fastgcn", Draws.REPLACEMENT, {}, gpu_node_bytes=24),
+    # Its one law for all batches: each column's id and probability, and a row or a prefix sum.
+    _layerwise("fastgcn", Draws.REPLACEMENT, {}, node_bytes=24),
     # factor      preference for local vertices; over: neighbor | ladies (with sizes)
     # schedule    fixed, or measured: the factor starts there and follows the share of data movement
     #             in each epoch (`locality.FactorSchedule`)
@@ -253,10 +263,11 @@ SAMPLERS: dict[str, SamplerSpec] = {spec.name: spec for spec in (
         unequal=True,
         law=_las_law,
         exact_weights=True,
+        is_expected=True,
         lone=lambda _: "it prefers what a rank holds, so ranks would draw different subgraphs",
         local_form="las",
         launches="local",
-        gpu_node_bytes=1,  # hops to the nearest local vertex
+        node_bytes=1,  # hops to the nearest local vertex
     ),
 )}  # fmt: skip
 """All samplers by name, in the order in which names are listed."""
@@ -264,8 +275,10 @@ SAMPLERS: dict[str, SamplerSpec] = {spec.name: spec for spec in (
 
 BY_TYPE, WITHOUT_LINKS = "neighbor by edge type", "neighbor without the step's links"
 TASK_FORMS: dict[str, SamplerSpec] = {
-    BY_TYPE: SamplerSpec(name=BY_TYPE, cpu="", reads_chosen=True, launches="types"),
-    WITHOUT_LINKS: SamplerSpec(name=WITHOUT_LINKS, cpu="", reads_chosen=True, launches="hops"),
+    BY_TYPE: SamplerSpec(name=BY_TYPE, cpu="", unequal=False, reads_chosen=True, launches="types"),
+    WITHOUT_LINKS: SamplerSpec(
+        name=WITHOUT_LINKS, cpu="", unequal=False, reads_chosen=True, launches="hops"
+    ),
 }
 """What is known of neighbour sampling in typed graphs and without links, which no plan names."""
 
@@ -291,7 +304,8 @@ def sampler_or_unknown(name: str) -> SamplerSpec:
     >>> sampler_or_unknown("neighbor by edge type").is_probed
     False
     """
-    return SAMPLERS.get(name) or TASK_FORMS.get(name) or SamplerSpec(name=name, cpu="")
+    known = SAMPLERS.get(name) or TASK_FORMS.get(name)
+    return known or SamplerSpec(name=name, cpu="", unequal=False)
 
 
 def is_default(name: str, parameters: Mapping[str, Any]) -> bool:
@@ -376,7 +390,7 @@ def layer_sizes(name: str, values: Values, fanouts: Sequence[int]) -> list[int]:
 
 
 def law_of(sampler: Sampler) -> SamplingLaw:
-    """Return how a plan's sampler draws and weights."""
+    """Return the law by which a plan's sampler draws edges and weights them."""
     name, values = sampler.name, parameters_of(sampler)
     spec = SAMPLERS[name]
     law = SamplingLaw(

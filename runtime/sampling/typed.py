@@ -6,7 +6,7 @@ v * R + r; that number also keys their draws. Blocks list a destination's edges 
 with `relation_ptr` telling them apart.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, no_type_check
 
@@ -38,9 +38,10 @@ from gnnplan.runtime.sampling.workspace import Workspace
 def sort_by_type(indptr, indices, edge_type, num_types, ends, sorted_indices, order):
     """Sort each vertex's edges by type, stably.
 
-    Fill ends [N * R + 1], the sorted in-neighbours and each one's former position. Return the
-    position of the first type out of range, or -1.
+    Fill ends [N * R + 1], the sorted in-neighbours and, unless `order` is empty, each one's former
+    position. Return the position of the first type out of range, or -1.
     """
+    ends[:] = 0
     for v in range(indptr.shape[0] - 1):
         for e in range(indptr[v], indptr[v + 1]):
             if edge_type[e] < 0 or edge_type[e] >= num_types:
@@ -55,7 +56,8 @@ def sort_by_type(indptr, indices, edge_type, num_types, ends, sorted_indices, or
             place = free[edge_type[e]]
             free[edge_type[e]] += 1
             sorted_indices[place] = indices[e]
-            order[place] = e
+            if order.shape[0] > 0:
+                order[place] = e
     return -1
 
 
@@ -108,6 +110,19 @@ def _choose_rows(rows, hop, stream, node_ids, i, last, row, edge, enough, row_pt
 form_for(expand_hop, TypedRows)(expand_chunks.py_func)
 
 
+Fill = Callable[[NDArray[np.uint8]], None]
+"""Function that fills a stretch of memory."""
+Hold = Callable[[int, Fill], NDArray[np.uint8]]
+"""Function that finds so many bytes of memory, has them filled, and returns them."""
+
+
+def hold_alone(num_bytes: int, fill: Fill) -> NDArray[np.uint8]:
+    """Hold bytes in this process's memory."""
+    room = np.empty(num_bytes, np.uint8)
+    fill(room)
+    return room
+
+
 @dataclass(frozen=True, slots=True)
 class SortedByType:
     """A graph's lists sorted by type, stably: vertex v has the rows v * R .. v * R + R - 1."""
@@ -116,7 +131,7 @@ class SortedByType:
     """Shape (N * R + 1,)."""
     indices: NDArray[np.integer]
     order: NDArray[np.int64]
-    """Position in the graph of each sorted edge."""
+    """Position in the graph of each sorted edge; empty where it was not kept."""
 
     @staticmethod
     def of(
@@ -124,8 +139,11 @@ class SortedByType:
         indices: NDArray[np.integer],
         edge_type: NDArray[np.integer],
         num_types: int,
+        *,
+        keep_order: bool = True,
+        hold: Hold = hold_alone,
     ) -> "SortedByType":
-        """Sort a graph's edges.
+        """Sort a graph's edges into memory that `hold` finds.
 
         Raises:
             SamplerError: there are not as many types as edges, or one is out of range.
@@ -135,21 +153,29 @@ class SortedByType:
             raise SamplerError(
                 f"expected one edge type per edge ({len(indices)}), found {list(edge_type.shape)}"
             )
-        made = SortedByType(
-            np.zeros((len(indptr) - 1) * num_types + 1, np.int64),
-            np.empty(len(indices), indices.dtype),
-            np.empty(len(indices), np.int64),
-        )
         types = read_only(np.ascontiguousarray(edge_type, dtype=np.int32))
-        bad = int(
-            sort_by_type(indptr, indices, types, num_types, made.ends, made.indices, made.order)
-        )
-        if bad >= 0:
-            raise SamplerError(
-                f"expected edge types from 0 to {num_types - 1}, one fan-out list each, found "
-                f"type {int(edge_type[bad])} at edge {bad}; give it fan-outs"
+        ends = 8 * ((len(indptr) - 1) * num_types + 1)
+        order = ends + 8 * len(indices) * keep_order
+
+        def arrays(room: NDArray[np.uint8]) -> SortedByType:
+            return SortedByType(
+                room[:ends].view(np.int64),
+                room[order:].view(indices.dtype),
+                room[ends:order].view(np.int64),
             )
-        return made
+
+        def fill(room: NDArray[np.uint8]) -> None:
+            into = arrays(room)
+            bad = int(
+                sort_by_type(indptr, indices, types, num_types, into.ends, into.indices, into.order)
+            )
+            if bad >= 0:
+                raise SamplerError(
+                    f"expected edge types from 0 to {num_types - 1}, one fan-out list each, found "
+                    f"type {int(edge_type[bad])} at edge {bad}; give it fan-outs"
+                )
+
+        return arrays(hold(order + indices.nbytes, fill))
 
 
 def check_type_fanouts(fanouts: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
@@ -166,13 +192,14 @@ def check_type_fanouts(fanouts: Sequence[Sequence[int]]) -> list[tuple[int, ...]
 class TypedSampler(NeighborSampler):
     """Samples as `NeighborSampler`, with fan-outs by edge type.
 
-    Takes 8 bytes per vertex and edge type, and 12 or 16 per edge.
+    Takes 8 bytes per vertex and edge type, and 4 or 8 per edge, with edge ids 8 more.
 
     Args (others as in `NeighborSampler`):
         edge_type: int [E], from 0 to R - 1.
         fanouts: Per edge type its neighbours per hop, [R][L], next to the seeds first; -1 takes
             all.
         node_type: int [N], copied into each outermost block's `src_type`; None: one type.
+        lists: The graph's lists sorted by type, with their order for edge ids; None sorts them.
     """
 
     def __init__(
@@ -183,6 +210,7 @@ class TypedSampler(NeighborSampler):
         fanouts: Sequence[Sequence[int]],
         *,
         node_type: NDArray[np.integer] | None = None,
+        lists: SortedByType | None = None,
         **settings: Any,
     ) -> None:
         by_type = check_type_fanouts(fanouts)
@@ -190,7 +218,11 @@ class TypedSampler(NeighborSampler):
         self.num_types = len(by_type)
         self.type_fanouts = np.array(by_type, dtype=np.int64).T.copy()
         self.node_type = node_type
-        self._sorted = SortedByType.of(self.indptr, self.indices, edge_type, self.num_types)
+        if lists is None or (self.edge_ids and not lists.order.size):
+            lists = SortedByType.of(
+                self.indptr, self.indices, edge_type, self.num_types, keep_order=self.edge_ids
+            )
+        self.lists = lists
 
     def _sample(self, request: Request) -> MiniBatch:
         batch = super()._sample(request)
@@ -199,7 +231,7 @@ class TypedSampler(NeighborSampler):
         return batch
 
     def _rows_now(self) -> TypedRows:
-        return TypedRows(self._sorted.ends, self._sorted.indices, self.type_fanouts)
+        return TypedRows(self.lists.ends, self.lists.indices, self.type_fanouts)
 
     def _blocks(self, w: Workspace, weight: Weights | None) -> list[Block]:
         blocks = super()._blocks(w, weight)
@@ -208,7 +240,7 @@ class TypedSampler(NeighborSampler):
             block.relation_ptr = block.indptr
             block.indptr = block.indptr[:: self.num_types].copy()
             if block.e_id is not None:
-                block.e_id = self._sorted.order[block.e_id]
+                block.e_id = self.lists.order[block.e_id]
         return blocks
 
 
@@ -228,10 +260,60 @@ def type_fanouts(
     ]
 
 
+def fanouts_by_type(graph: Graph, workload: Workload) -> dict[str, list[int]]:
+    """Return the fan-outs of every edge type by its name; of a graph without types by ""."""
+    if not is_typed(workload):
+        return {"": list(workload.fanouts)}
+    names = types_of(graph).edge_types
+    return dict(zip(names, map(list, type_fanouts(graph, workload)), strict=True))
+
+
+def read_fanouts(graph: Graph, workload: Workload, num_neighbors: Any) -> dict[str, Any]:
+    """Return the fields of a workload for which PyG's `num_neighbors` stands.
+
+    That is a list for all edges, a mapping by edge type, or PyG's NumNeighbors. InputError says
+    what does not fit the graph.
+    """
+    by_type, default = dict[str, list[int]](), None
+    if hasattr(num_neighbors, "get_mapped_values"):  # a NumNeighbors
+        num_neighbors, default = num_neighbors.values, num_neighbors.default
+    if isinstance(num_neighbors, Mapping):
+        if not is_typed(workload):
+            raise InputError(
+                "num_neighbors: expected a list of fan-outs for a graph without types, found a "
+                "mapping; give one number per hop"
+            )
+        names = types_of(graph).edge_types
+        by_type = {name: list(default) for name in names if default is not None}
+        for key, fanouts in num_neighbors.items():
+            ends = (key[0], "to", key[1]) if len(key) == 2 else key  # PyG's usual relation
+            by_type[key if isinstance(key, str) else "__".join(ends)] = [int(k) for k in fanouts]
+        missing = sorted(set(names) - by_type.keys())
+        if missing:
+            raise InputError(
+                f"num_neighbors: expected fan-outs of every edge type, found none of {missing[0]}; "
+                "add them"
+            )
+        num_neighbors = next(iter(by_type.values()))
+    numbers = num_neighbors if isinstance(num_neighbors, Iterable) else []
+    fanouts = [int(k) for k in numbers]
+    if not fanouts or min(fanouts) < -1:
+        raise InputError(
+            "num_neighbors: expected a number per hop, at least -1, found "
+            f"{num_neighbors!r:.100}; correct them"
+        )
+    return {"fanouts": fanouts, "type_fanouts": by_type, "num_layers": len(fanouts)}
+
+
 def typed_sampler(
-    graph: Graph, workload: Workload, fanouts: list[int] | None = None, **settings: Any
+    graph: Graph,
+    workload: Workload,
+    fanouts: list[int] | None = None,
+    *,
+    lists: SortedByType | None = None,
+    **settings: Any,
 ) -> TypedSampler:
-    """Make the sampler of a typed graph.
+    """Make the sampler of a typed graph, over `lists` that are sorted already or its own.
 
     `fanouts` replaces the workload's for all types, in evaluation. InputError names an edge type
     that the dataset does not have.
@@ -244,19 +326,7 @@ def typed_sampler(
         graph.edge_type,
         by_type,
         node_type=graph.node_type if graph.x_by_type else None,
+        lists=lists,
         seed=workload.seed,
         **settings,
     )
-
-
-def sort_lists(graph: Graph, workload: Workload) -> tuple[Any, Any, NDArray[np.int64] | None]:
-    """Return lists as samplers read them, a typed graph's sorted by type; and the sorted's order.
-
-    The order has each sorted edge's position in the graph; None where nothing is sorted.
-    """
-    if not is_typed(workload):
-        return graph.indptr, graph.indices, None
-    num_types = len(types_of(graph).edge_types)
-    assert graph.edge_type is not None
-    found = SortedByType.of(graph.indptr, graph.indices, graph.edge_type, num_types)
-    return found.ends, found.indices, found.order

@@ -40,9 +40,10 @@ from gnnplan.runtime.sampling.exclusion import NegativeSampler
 from gnnplan.runtime.sampling.minibatch import MiniBatch
 from gnnplan.runtime.sampling.neighbor import NeighborSampler
 from gnnplan.runtime.sampling.rng import Purpose
-from gnnplan.runtime.sampling.typed import TypedSampler, typed_sampler
+from gnnplan.runtime.sampling.typed import SortedByType, TypedSampler, typed_sampler
 from gnnplan.runtime.train.evaluation_room import (
     MOST_CHUNK_BYTES,
+    TABLES,
     most_sampled_bytes,
     sampled_bytes,
 )
@@ -51,6 +52,7 @@ from gnnplan.runtime.train.layer_table import (
     LayerTable,
     TableRoom,
     make_layer_table,
+    written_bytes,
 )
 
 Reader = Callable[[NDArray[np.int64], NDArray[np.float32]], object]
@@ -87,6 +89,7 @@ def evaluate(
     device_table_bytes: int = 0,
     epoch: int = 0,
     scratch: Path | None = None,
+    lists: SortedByType | None = None,
     where: str = "evaluation",
 ) -> Score:
     """Score the model on vertices `ids` (n,); every rank calls it with the same ones.
@@ -110,6 +113,7 @@ def evaluate(
         device_table_bytes: Most bytes of one in the GPU's memory; a larger one is the host's.
         epoch: Epoch of the stream of sampled draws.
         scratch: Folder of layer outputs in files; None: the system's temporary one.
+        lists: A typed graph's lists by type, where they are sorted already.
         where: What is scored, for errors: "epoch 3, validation".
     """
     metric = metric_of(graph.task)
@@ -118,7 +122,7 @@ def evaluate(
     run = Evaluation(
         model=model, graph=graph, store=store, workload=workload, comm=comm, metric=metric,
         chunk_bytes=chunk_bytes, table_bytes=table_bytes, device_table_bytes=device_table_bytes,
-        scratch=scratch,
+        scratch=scratch, lists=lists,
     )  # fmt: skip
     run.run(ids, fanouts, epoch)
     value, count = metric.compute(comm, where)
@@ -158,6 +162,8 @@ class Evaluation:
     table_bytes: int | None = None
     device_table_bytes: int = 0
     scratch: Path | None = None
+    lists: SortedByType | None = None
+    """A typed graph's lists by type; None sorts them."""
     note: str = ""
     """See `Score.note`."""
 
@@ -281,7 +287,8 @@ class Evaluation:
     def _sampler(self, fanouts: list[int]) -> NeighborSampler:
         graph, workload = self.graph, self.workload
         if is_typed(workload):
-            return typed_sampler(graph, workload, fanouts, purpose=Purpose.CALIBRATION)
+            lists, purpose = self.lists, Purpose.CALIBRATION
+            return typed_sampler(graph, workload, fanouts, lists=lists, purpose=purpose)
         return NeighborSampler(
             graph.indptr, graph.indices, fanouts, seed=workload.seed, purpose=Purpose.CALIBRATION
         )
@@ -293,9 +300,8 @@ class Evaluation:
         fill = self._weights(replace(self.workload, gcn_norm="full"))
         neighbourhoods = FullNeighbourhoods(graph.indptr, graph.indices)
         table: LayerTable | DeviceLayerTable | None = None
-        for layer, rows in enumerate(
-            vertices_per_layer(graph.indptr, graph.indices, ids, num_layers)
-        ):
+        layers = vertices_per_layer(graph.indptr, graph.indices, ids, num_layers)
+        for layer, rows in enumerate(layers):
             following: LayerTable | DeviceLayerTable | None = None
             parts = split_by_edges(rows, graph.indptr, self.size)
             width = graph.feature_dim if table is None else table.rows.shape[1]
@@ -303,8 +309,10 @@ class Evaluation:
             # The last layer's outputs are scored and dropped: no table needs their width.
             out_width = width if last else self._width_after(layer, width)
             if not last:
+                ahead = layers[layer:-1][: TABLES if table is None else 1]
+                need = sum(written_bytes(len(e), graph.num_nodes, out_width) for e in ahead)
                 following = make_layer_table(
-                    graph.num_nodes, out_width, self.comm, self.scratch, self.room
+                    graph.num_nodes, out_width, self.comm, self.scratch, self.room, need
                 )
             most_edges = self.chunk_bytes // (4 * max(width, out_width))
             mine = parts[self.rank]
@@ -461,7 +469,10 @@ def evaluate_links(
         model=model, graph=graph, store=store, workload=workload, comm=comm, metric=metric,
         chunk_bytes=chunk_bytes, table_bytes=table_bytes, device_table_bytes=device_table_bytes,
         scratch=scratch,
-        table=LayerTable(graph.num_nodes, workload.hidden, comm, scratch, table_bytes),
+        table=LayerTable(
+            graph.num_nodes, workload.hidden, comm, scratch, table_bytes,
+            written_bytes(len(nodes), graph.num_nodes, workload.hidden),
+        ),
     )  # fmt: skip
     layered = run.run(nodes, fanouts)
     parts = (

@@ -7,8 +7,10 @@ published code lets rank 0 decide, which is the same where ranks are alike.
 
 import json
 import logging
+import math
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -19,8 +21,9 @@ from numpy.typing import NDArray
 
 from gnnplan.runtime.comm.collectives import Communicator
 from gnnplan.runtime.device import machine_facts
-from gnnplan.runtime.errors import GnnplanError, SamplerError
+from gnnplan.runtime.errors import GnnplanError, InputError, SamplerError
 from gnnplan.runtime.faults.heartbeat import Heartbeat, Phase
+from gnnplan.runtime.graph.dataset import is_typed
 from gnnplan.runtime.launch.config import RunConfig, end_trial
 from gnnplan.runtime.loader.loader import PlannedLoader
 from gnnplan.runtime.meter import STEP, StageMeter
@@ -33,6 +36,7 @@ from gnnplan.runtime.report import (
     EpochReport,
     RankReport,
     RunReport,
+    load_report,
     measured_steps,
     save_report,
     typical_stages,
@@ -40,7 +44,7 @@ from gnnplan.runtime.report import (
 from gnnplan.runtime.sampling.locality import FactorSchedule
 from gnnplan.runtime.sampling.registry import find_sampler, number, parameters_of
 from gnnplan.runtime.stages import Stage
-from gnnplan.runtime.train.evaluate import evaluate, evaluate_links
+from gnnplan.runtime.train.evaluate import Score, evaluate, evaluate_links
 from gnnplan.runtime.train.evaluation_room import choose_fanouts, evaluation_room
 from gnnplan.runtime.train.fullgraph import FullGraphEpochs
 from gnnplan.runtime.train.minibatch import TrainLoop, lend_buffers
@@ -103,8 +107,8 @@ class FactorControl:
     movement_seconds: float = 0.0
     """Seconds of this epoch before an interruption, of all ranks, held by rank 0."""
     iteration_seconds: float = 0.0
-    _counted: dict[str, int] = field(default_factory=dict[str, int])
-    """Number of the meter's records that belong to earlier epochs, by stage."""
+    _before: dict[str, float] = field(default_factory=dict[str, float])
+    """The meter's seconds of earlier epochs, by stage."""
 
     @property
     def factor(self) -> float:
@@ -117,7 +121,7 @@ class FactorControl:
             return self.factor
         self.schedule = self.schedule.after_epoch(*self._sums(comm))
         self.movement_seconds = self.iteration_seconds = 0.0
-        self._counted = {name: len(self.meter.seconds(name)) for name in (*MOVEMENT, STEP)}
+        self._before = {name: self.meter.total(name)[1] for name in (*MOVEMENT, STEP)}
         return self.factor
 
     def state(self, comm: Communicator) -> dict[str, Any]:
@@ -148,7 +152,7 @@ class FactorControl:
         return float(both[0]), float(both[1])
 
     def _new(self, stage: str) -> float:
-        return sum(self.meter.seconds(stage)[self._counted.get(stage, 0) :], 0.0)
+        return self.meter.total(stage)[1] - self._before.get(stage, 0.0)
 
 
 def make_factor_control(sampler: Sampler, meter: StageMeter) -> FactorControl | None:
@@ -178,6 +182,8 @@ class Job:
     events: Events
     cores: list[int]
     notes: list[str] = field(default_factory=list[str])
+    forced: list[str] = field(default_factory=list[str])
+    """How this host's graph and machine differ from the plan's."""
     before: HostState = field(default_factory=host_state)
     epochs: list[EpochReport] = field(default_factory=list[EpochReport])
     first_epoch: int = 0
@@ -201,6 +207,8 @@ class Job:
     is_leaving: bool = False
     """Whether the run goes on under a plan on other ranks, which this process does not see."""
     test_score: float | None = None
+    finished: RunReport | None = None
+    """Report of a run that went on when nothing of it was left to do: it is kept."""
     disk_full: bool = False
     """Whether the last checkpoint found no room."""
     has_cut_pieces: bool = False
@@ -210,6 +218,11 @@ class Job:
 
     def __post_init__(self) -> None:
         self.factor = make_factor_control(self.plan.strategy.sampler, self.loop.meter)
+
+    def warn(self, line: str) -> None:
+        """Tell the user at once, and in the report."""
+        self.notes.append(line)
+        self.events.emit("warning", line=line)
 
     def train(self) -> None:
         """Train all missing epochs, then test."""
@@ -225,10 +238,37 @@ class Job:
                 if self._is_evaluated(self._open_epoch):
                     save(self)  # what the evaluation may end is not lost
                 self._end_epoch()
-        if self.config.eval_every and not self.is_leaving:
+        found = self.finished = self._find_finished()
+        is_tested = found is not None and found.test_score is not None
+        if self.config.eval_every and not self.is_leaving and not is_tested:
+            if found is None:  # what the test may end is not lost
+                with suppress(GnnplanError):
+                    self._save_report(self._report())
             self.heartbeat.begin(Phase.EVALUATING)
             where = f"epoch {self._open_epoch - 1}, test"
             self.test_score, _ = self._score(where, self.loader.graph.test_idx)
+
+    def _find_finished(self) -> RunReport | None:
+        """Read the report of a run that had ended before, and say so. Collective.
+
+        None where steps were taken, or the report there is of another run or of fewer epochs.
+        """
+        if self.losses or self.is_leaving:
+            return None
+        found = None
+        if self.loop.comm.rank == 0:
+            with suppress(InputError):
+                found = load_report(self.config.run_path)
+        found = self.loop.comm.broadcast_object(found)
+        if found is None or found.plan_id != self.plan.plan_id:
+            return None
+        known = {each.epoch: each for each in found.epochs}
+        ours = all(known.get(each.epoch) == each for each in self.epochs)
+        if not ours or max(known, default=-1) != self._open_epoch - 1:
+            return None
+        done = f"its {self._open_epoch} epochs are trained, and its report is kept"
+        self.events.emit("warning", line=f"the run is finished: {done}; more --epochs train on")
+        return found
 
     @property
     def _open_epoch(self) -> int:
@@ -245,8 +285,9 @@ class Job:
             return 0
         if self.config.max_steps is None:
             return len(self.loader)
-        # Ranks that start again go on with the run's steps; a run that resumes has its own.
-        return self.config.max_steps - (len(self.losses) if self.config.resume else self.steps)
+        # Ranks that start again go on with the run's steps; a run that resumes may have its own.
+        own = self.config.resume and not self.config.steps_in_all
+        return self.config.max_steps - (len(self.losses) if own else self.steps)
 
     def _train_epoch(self) -> bool:
         """Take the epoch's remaining steps; return whether the epoch was completed."""
@@ -296,7 +337,7 @@ class Job:
             epoch=epoch,
             seconds=self.epoch_seconds,
             steps=len(self.epoch_losses),
-            loss=float(np.mean(self.epoch_losses)),
+            loss=self._mean_loss(),
             first_loss=self.epoch_losses[0],
             last_loss=self.epoch_losses[-1],
             val=val,
@@ -313,6 +354,12 @@ class Job:
         self.events.emit(
             "epoch", epoch=epoch, loss=report.loss, val=val, seconds=report.seconds, share=1.0
         )
+
+    def _mean_loss(self) -> float:
+        """Return the mean over the epoch's seeds, of which its last step may have fewer."""
+        most, steps = self.plan.workload.batch_size, np.arange(len(self.epoch_losses))
+        seeds = np.minimum(most, len(self.loader.graph.train_idx) - most * steps)
+        return float(np.average(self.epoch_losses, weights=seeds))
 
     def _score(self, where: str, ids: NDArray[np.int64]) -> tuple[float | None, int]:
         if len(ids) == 0:
@@ -333,24 +380,49 @@ class Job:
                 table_bytes=room.table_bytes,
                 device_table_bytes=room.device_table_bytes,
                 where=where,
+                **self._sorted_lists(),
             )
         if not self.has_cut_pieces:
             self._say_cut_pieces(score.note)
-        return score.value, score.count
+        if not math.isnan(score.value):
+            return score.value, score.count
+        line = _say_unscored(where.rpartition(", ")[2], score, len(ids))
+        if line not in self.notes:
+            self.warn(line)
+        return None, score.count
+
+    def _sorted_lists(self) -> dict[str, Any]:
+        """Return a typed graph's lists by type, as an argument of `evaluate`. Collective."""
+        if not is_typed(self.plan.workload) or not isinstance(self.loader, PlannedLoader):
+            return {}
+        return {"lists": self.loader.sorted_lists()}
 
     def _say_cut_pieces(self, note: str) -> None:
         """Note what the first rank that found too little room in an evaluation says. Collective."""
         found = [each for each in self.loop.comm.all_gather_objects(note) if each]
         if found:
             self.has_cut_pieces = True
-            self.notes.append(found[0])
-            self.events.emit("warning", line=found[0])
+            self.warn(found[0])
 
     def finish(self) -> RunReport:
         """Gather every rank's figures; each host writes report.json, rank 0 also into the plan."""
-        ranks = self.loop.comm.all_gather_objects(self._rank_report())
+        report, tested = self.finished, self.test_score
+        if report is None:
+            report = self._report()
+        elif tested is not None:
+            report = replace(report, test_score=tested)
         if self.loop.comm.rank == 0 and not self.is_leaving:
-            end_trial(self.config.run_path)  # no rank has ended under it
+            with suppress(OSError):  # a full disk, which the report will tell of
+                end_trial(self.config.run_path)  # no rank has ended under it
+        self._save_report(report)
+        if not self.is_leaving:
+            steps = report.step_seconds.median
+            self.events.emit("end", test=report.test_score, step_seconds=steps)
+        return report
+
+    def _report(self) -> RunReport:
+        """Make the report of this process's steps. Collective."""
+        ranks = self.loop.comm.all_gather_objects(self._rank_report())
         meter = self.loop.meter
         seconds = meter.seconds(STEP)
         steps = measured_steps(seconds)
@@ -358,7 +430,7 @@ class Job:
             str(name): meter.seconds(name, skip_steps=steps.discarded)[:MAX_STEP_SAMPLES]
             for name in meter.stages(skip_steps=steps.discarded)
         }
-        report = RunReport(
+        return RunReport(
             plan_id=self.plan.plan_id,
             versions={"gnnplan": self.plan.version, **machine_facts()["versions"]},
             num_ranks=self.loop.comm.size,
@@ -373,17 +445,17 @@ class Job:
             test_score=self.test_score,
             noise=noise_between(self.before, host_state()),
             notes=self.notes,
+            forced=self._all_forced(),
             emulated=self.plan.strategy.emulated,
             stages=typical_stages(self.loop.comm.all_gather_objects(samples)),
             plans=[] if self.trials is None else self.trials.uses(),
             overflowed_steps=self.loop.overflowed,
         )
-        hosts = [device.host for device in self.plan.strategy.devices]
-        if self.loop.comm.rank == hosts.index(hosts[self.loop.comm.rank]):
-            self._save_report(report)
-        if not self.is_leaving:
-            self.events.emit("end", test=self.test_score, step_seconds=steps.median)
-        return report
+
+    def _all_forced(self) -> list[str]:
+        """List how graphs and machines of all hosts differ from the plan's. Collective."""
+        told = self.loop.comm.all_gather_objects(self.forced)
+        return list(dict.fromkeys(line for lines in told for line in lines))
 
     def close(self) -> None:
         """Close the loop, and the loader unless a plan on trial has left none."""
@@ -392,8 +464,12 @@ class Job:
             self.loader.close()
 
     def _save_report(self, report: RunReport) -> None:
+        """Write a report on the first rank of each host, on rank 0 also into the plan's folder."""
+        hosts, rank = [each.host for each in self.plan.strategy.devices], self.loop.comm.rank
+        if rank != hosts.index(hosts[rank]):
+            return
         place = Path(self.config.plan_folder) if self.trials is None else self.trials.folder
-        for folder in (self.config.run_path, *([place] if self.loop.comm.rank == 0 else [])):
+        for folder in (self.config.run_path, *([place] if rank == 0 else [])):
             try:
                 save_report(report, folder)
             except OSError as error:
@@ -427,3 +503,11 @@ class Job:
             cores=self.cores,
             spans=self.loop.meter.spans(skip_steps=skip),
         )
+
+
+def _say_unscored(what: str, score: Score, num_ids: int) -> str:
+    """Say why a split (validation, test) has no score."""
+    found = f"{score.metric} is not defined where all known labels are alike"
+    if score.count == 0:
+        found = "none of them has a known label"
+    return f"{what} has no score: of {num_ids:,} nodes or links, {found}"

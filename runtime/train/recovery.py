@@ -27,8 +27,9 @@ from typing import TYPE_CHECKING, Any
 
 from gnnplan.runtime import codec
 from gnnplan.runtime.errors import InputError, PlanError
-from gnnplan.runtime.faults.failure import attempt_line
+from gnnplan.runtime.faults.failure import attempt_line, ended_elsewhere
 from gnnplan.runtime.faults.heartbeat import Phase, attempt
+from gnnplan.runtime.folders import sweep_temporary
 from gnnplan.runtime.graph.format import one_line
 from gnnplan.runtime.report import EpochReport
 
@@ -46,7 +47,15 @@ def list_checkpoints(folder: Path) -> list[Path]:
     if not folder.is_dir():
         return []
     found = [path for path in folder.iterdir() if _NAME.fullmatch(path.name)]
-    return sorted(found, key=lambda path: (path.name[:21], path.stat().st_mtime))
+    return sorted(found, key=_order)
+
+
+def _order(path: Path) -> tuple[str, float]:
+    """Return a checkpoint's step and time; rank 0 may have removed it meanwhile."""
+    try:
+        return path.name[:21], path.stat().st_mtime
+    except FileNotFoundError:
+        return path.name[:21], 0.0
 
 
 def newest_name(folder: Path) -> str:
@@ -189,18 +198,29 @@ def read_epochs(folder: Path, mark: Mark) -> list[EpochReport]:
 
 
 def begin(job: "Job") -> None:
-    """Resume a job where that is asked for, or where it was started again."""
-    restarts = attempt()
+    """Resume a job where that is asked for, or where it was started again.
+
+    What killed ranks have left of checkpoints goes first: their writer alone is alive now.
+    """
+    restarts, folder = attempt(), job.config.run_path / CHECKPOINTS
+    if job.loop.comm.rank == 0:
+        sweep_temporary(folder, _NAME.pattern)
     if restarts:
-        why = attempt_line(job.config.run_path, restarts - 1)
-        job.notes.append(f"restart {restarts}: {why}")
+        job.notes.append(f"restart {restarts}: {_why_ended(job, restarts - 1)}")
         job.events.emit("restart", line=job.notes[-1])
     if job.config.resume or restarts:
         resume(job)
     elif job.loop.comm.rank == 0:
-        aside = set_aside(job.config.run_path / CHECKPOINTS)
+        aside = set_aside(folder)
         if aside is not None:
             job.notes.append(f"checkpoints of an earlier run are in {aside}")
+
+
+def _why_ended(job: "Job", attempt: int) -> str:
+    """Say why an attempt ended, in the words of the host that knows its cause. Collective."""
+    folder = job.config.run_path
+    told = ended_elsewhere(folder, attempt), attempt_line(folder, attempt)
+    return min(job.loop.comm.all_gather_objects(told), key=lambda each: each[0])[1]
 
 
 def save(job: "Job") -> None:
@@ -209,6 +229,7 @@ def save(job: "Job") -> None:
         return
     job.heartbeat.begin(Phase.SAVING)
     factor = None if job.factor is None else job.factor.state(job.loop.comm)
+    _note_saved(job)
     if job.loop.comm.rank != 0:
         return
     folder = job.config.run_path / CHECKPOINTS
@@ -234,6 +255,12 @@ def save(job: "Job") -> None:
         _warn_of_disk(job, folder, error)
 
 
+def _note_saved(job: "Job") -> None:
+    """Tell every rank's heartbeat how far the newest checkpoint is."""
+    epochs = job.first_epoch + len(job.epochs)
+    job.heartbeat.saved = f"step {job.steps}, {epochs} epochs reported"
+
+
 def resume(job: "Job") -> None:
     """Go on from the newest whole checkpoint, or start at the beginning without one.
 
@@ -243,9 +270,10 @@ def resume(job: "Job") -> None:
     comm, trials, plan_id = job.loop.comm, job.trials, job.plan.plan_id
     found = read_newest(job.config.run_path / CHECKPOINTS) if comm.rank == 0 else (None, [])
     data, warnings = comm.broadcast_object(found)
-    job.notes += warnings
+    for line in warnings:
+        job.warn(line)
     if data is None:
-        job.notes.append("no checkpoint to resume from; started at the beginning")
+        job.warn("no checkpoint to resume from; started at the beginning")
         if trials is not None:
             trials.resume(job, plan_id, None)
         return
@@ -270,6 +298,7 @@ def resume(job: "Job") -> None:
     job.epoch_losses = [float(loss) for loss in state["epoch_losses"]]
     job.epoch_seconds = float(state["epoch_seconds"])
     _resume_epochs(job, state["epochs"])
+    _note_saved(job)
     job.notes.append(f"resumed after step {job.steps}")
     if trials is not None:
         trials.resume(job, state["plan_id"], state.get("trials"))
@@ -293,7 +322,7 @@ def _resume_epochs(job: "Job", known: dict[str, Any] | str) -> None:
             )
     found, warning = job.loop.comm.broadcast_object((found, warning))
     if found is None:
-        job.notes.append(warning)
+        job.warn(warning)
         job.first_epoch, job.epochs, job.epochs_mark = known["before"] + mark.epochs, [], Mark()
         return
     job.first_epoch, job.epochs, job.epochs_mark = known["before"], found, mark
@@ -306,6 +335,5 @@ def _warn_of_disk(job: "Job", folder: Path, error: OSError) -> None:
             "tries again at the next one, the older ones are untouched"
         )
         _log.warning("%s", line)
-        job.notes.append(line)
-        job.events.emit("warning", line=line)
+        job.warn(line)
     job.disk_full = True

@@ -18,7 +18,7 @@ import contextlib
 import gc
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -204,17 +204,18 @@ class TrialRun:
 
     def _take_offer(self, job: "Job") -> None:
         """Leave for a plan on other ranks that is offered and untried, if it can have its turn."""
-        config, found = job.config, ""
+        config, offer = job.config, None
         if job.loop.comm.rank == 0 and not job.disk_full:
             offer = read_offer(config.run_path)
-            found = "" if offer is None or offer.folder_before else offer.folder
-        found = job.loop.comm.broadcast_object(found)
+        offer = job.loop.comm.broadcast_object(offer)
+        if offer is None or offer.folder_before:
+            return
         left = (config.epochs - job.loader.position.epoch) * len(job.loader)
-        few = left <= max(self.trials.warmup, WARMUP_STEPS) + self._num_counted
-        if not found or few or config.max_steps is not None or config.keep_checkpoints == 0:
+        few = left <= max(self.trials.steps_elsewhere(self._num_counted), offer.least_steps)
+        if few or config.max_steps is not None or config.keep_checkpoints == 0:
             return
         if self.other_number is None:
-            self._add_other(Path(found))
+            self._add_other(Path(offer.folder))
             self._make_room()
         assert self.other_number is not None
         if str(self.other_number) not in self.state.failed:
@@ -240,14 +241,12 @@ class TrialRun:
         plan, away = self.plans[number], number == self.other_number
         if job.loop.comm.rank == 0:
             before = self.folders[self.current if away else number]
-            offer = RanksOffer(
-                folder=str(self.folders[self.other_number or 0]),
-                folder_before=str(before),
-                in_use=away,
-            )
             if away:
                 self._mark(job, number)
-            write_offer(job.config.run_path, offer)
+            offer = read_offer(job.config.run_path)
+            other = str(self.folders[self.other_number or 0])
+            offer = replace(offer or RanksOffer(folder=other), folder_before=str(before))
+            write_offer(job.config.run_path, replace(offer, in_use=away))
         what = "is tried" if away else "goes on"
         ranks = f"{plan.num_ranks} rank{'s' if plan.num_ranks > 1 else ''}"
         line = f"after {job.steps} steps: a plan on {ranks} {what}, from the checkpoint"
@@ -331,8 +330,7 @@ class TrialRun:
     def _fail(self, job: "Job", number: int, why: str) -> None:
         self.state.failed[str(number)] = why
         line = f"plan {self.plans[number].plan_id[:12]} is not tried again: {why}"
-        job.notes.append(line)
-        job.events.emit("warning", line=line)
+        job.warn(line)
 
     def _go_on_under(self, job: "Job", number: int) -> None:
         """Switch to a plan that has worked before."""
@@ -378,7 +376,7 @@ class TrialRun:
         """Give a job the loader of a plan, at its place, and the loop what belongs to the plan."""
         plan, place = self.plans[number], self._place or {}
         loader.load_state_dict(place | {"plan_id": plan.plan_id})
-        loader.handed_out = len(loader.meter.seconds(STEP))
+        loader.handed_out, _ = loader.meter.total(STEP)
         loader.meter.on_enter = job.heartbeat.enter
         self._meters[number], self._place, self.current = loader.meter, None, number
         job.plan, job.loader = plan, loader

@@ -28,6 +28,8 @@ from tests.support.service import ServiceProcess
 
 WAIT = 0.25
 """Seconds that the servers of these tests wait for headers, and for bodies."""
+PIECE, PIECES = 1 << 20, 128
+"""Bytes of a piece of a large answer, and their number: more than buffers hold."""
 HALF = b"GET / HTTP/1.1\r\nHost: x\r\n"
 WHOLE = HALF + b"\r\n"
 GROWING = b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -35,7 +37,7 @@ BODY = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n"
 
 
 async def answer(scope: Any, receive: Any, send: Any) -> None:
-    """`/slow` says a word every tenth of a second; POST reads its body first; 401 without."""
+    """`/slow` says a word every tenth of a second, `/large` much; POST reads its body first."""
     if scope["method"] == "POST" and scope["path"] != "/refused":
         while (await receive()).get("more_body"):
             continue
@@ -45,6 +47,9 @@ async def answer(scope: Any, receive: Any, send: Any) -> None:
         for _ in range(6):
             await send({"type": "http.response.body", "body": b"word\n", "more_body": True})
             await asyncio.sleep(0.1)
+    if scope["path"] == "/large":
+        for _ in range(PIECES):
+            await send({"type": "http.response.body", "body": bytes(PIECE), "more_body": True})
     await send({"type": "http.response.body", "body": b"end\n"})
 
 
@@ -193,6 +198,18 @@ def test_who_follows_slowly_is_not_ended():
     answered, _, late = text.partition(b"end\n")
     assert answered.count(b"word") == 6
     assert b"HTTP/1.1 408 " in late
+
+
+def test_who_reads_nothing_of_an_answer_is_let_go_and_who_reads_slowly_is_not():
+    request = b"GET /large HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+    with serving() as port, opened(port, request) as reading:
+        unread, began, taken = opened(port, request), time.monotonic(), 0
+        while some := reading.recv(PIECE):
+            taken += len(some)
+            time.sleep(WAIT / 20 if time.monotonic() - began < 4 * WAIT else 0)
+        assert time.monotonic() - began > 4 * WAIT
+        assert taken > PIECE * PIECES
+        assert len(rest_of(unread)) < PIECE * PIECES
 
 
 def test_where_there_are_too_many_the_one_that_waits_longest_goes(

@@ -119,6 +119,18 @@ def test_every_command_that_the_pages_show_is_one(tmp_path: Path):
     assert set(re.findall(r"`GET (/\w+)`", PAGE)) <= paths
 
 
+def test_passwords_are_kept_off_the_command_line_which_every_user_reads():
+    service = (ROOT / "api" / "README.md").read_text()
+    for text in (UNIT, CONTAINER, PAGE, service):
+        assert re.search(r"://[^@/\s]*:[^@/\s]+@", text) is None
+    options = next(line for line in UNIT.splitlines() if "EnvironmentFile" in line)
+    assert options.startswith("EnvironmentFile=-/etc/gnnplan/")
+    assert "$GNNPLAN_SERVE_OPTIONS" in settings_in(UNIT)["ExecStart"][0]
+    (home,) = re.findall(r"useradd .*--home-dir (\S+)", PAGE)
+    assert f"`{home}/.pgpass`" in PAGE
+    assert "~/.pgpass" in UNIT
+
+
 def help_text() -> str:
     text = io.StringIO()
     with contextlib.redirect_stdout(text), pytest.raises(SystemExit):

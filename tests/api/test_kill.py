@@ -3,15 +3,27 @@
 import os
 import random
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
 
+from gnnplan.api.jobs.lanes import ask_to_end
 from gnnplan.api.storage.storage import Storage
 from tests.support.service import ENDED, ServiceProcess
 
 pytestmark = pytest.mark.distributed
+
+
+def test_a_process_that_is_asked_to_end_is_told_so_and_waited_for() -> None:
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    try:
+        ask_to_end(process)
+        assert process.poll() == -signal.SIGTERM
+    finally:
+        process.kill()
 
 
 def kill_at_random(service: ServiceProcess, dice: random.Random) -> None:

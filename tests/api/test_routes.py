@@ -24,11 +24,14 @@ from gnnplan.api.storage.job_queue import LEASE_SECONDS, Ending, JobQueue, NewJo
 from gnnplan.api.storage.storage import Access, Storage
 from gnnplan.planner.errors import PlanDoesNotFit
 from gnnplan.planner.probe.presets import load_preset
+from gnnplan.planner.profile.cache import PlanRecord, save_record
 from gnnplan.planner.queries.estimate import EstimateSettings, estimate
+from gnnplan.planner.settings import PlanSettings
 from gnnplan.runtime import codec
 from gnnplan.runtime.device import usable_cores
 from gnnplan.runtime.graph.dataset import Graph
 from gnnplan.runtime.graph.format import META_FILE
+from gnnplan.runtime.plan.io import load_plan
 from tests.support.furnished import keep_plan
 from tests.support.plans import make_plan
 from tests.support.service import follow, make_client
@@ -80,7 +83,12 @@ def test_it_is_not_ready_while_nothing_can_be_written(
         event.listen(engine, "checkout", off)
         now += 5.0
         assert client.get("/readyz").status_code == 200
-    assert (full.status_code, locked.status_code) == (503, 503)
+        (tmp_path / "file").touch()
+        monkeypatch.setenv("GNNPLAN_CACHE", str(tmp_path / "file" / "cache"))
+        now += 5.0
+        uncached = client.get("/readyz")
+    assert (full.status_code, locked.status_code, uncached.status_code) == (503, 503, 503)
+    assert "GNNPLAN_CACHE: expected a folder that can be written" in uncached.json()["detail"]
     assert "found: No space left on device" in full.json()["detail"]
     assert "readonly database" in locked.json()["detail"]
     assert full.headers["retry-after"] == "5"
@@ -93,14 +101,22 @@ def test_a_probe_of_this_machine_waits_in_a_lane_of_its_own(
     monkeypatch.setattr(Lanes, "_serve", lambda lanes, _lane: lanes._stopping.wait())
     with make_client(tmp_path, graph_roots=(small_graph.path.parent,)) as client:
         jobs = client.app.state.service.storage.jobs  # pyright: ignore[reportFunctionMemberAccess, reportAttributeAccessIssue]
-        body = {"graph": small_graph.path.name, **PLAN}
-        here = [
-            client.post(path, json={**body, "machine": None}).json()["id"]
-            for path in ("/v1/plans", "/v1/profiles")
-        ]
+        body = {"graph": small_graph.path.name, **PLAN, "quick": False}
         preset = client.post("/v1/plans", json=body).json()["id"]
+        body |= {"machine": None}
+
+        def ask(path: str, **more: bool) -> str:
+            return client.post(path, json={**body, **more}).json()["id"]
+
+        here = [ask("/v1/plans"), ask("/v1/profiles"), ask("/v1/plans", thorough=True)]
+        at_once = [preset, ask("/v1/plans", quick=True)]  # a first answer measures nothing
+        known = lambda *, quick: load_preset("cpu-2core") if quick else None  # noqa: E731
+        monkeypatch.setattr("gnnplan.api.service.plans.cached_machine", known)
+        # Of a quick probe a profile and a thorough plan make no use.
+        at_once.append(ask("/v1/plans", batch_size=128))
+        here += [ask("/v1/profiles", hidden=8), ask("/v1/plans", thorough=True, hidden=8)]
         assert [jobs.claim("probing", "me").id for _ in here] == here
-        assert jobs.claim("planning", "me").id == preset
+        assert [jobs.claim("planning", "me").id for _ in at_once] == at_once
 
 
 def test_progress_that_says_the_same_is_told_once(tmp_path: Path):
@@ -251,6 +267,25 @@ def test_an_idempotency_key_makes_one_job(client: TestClient):
     assert other.json()["type"] == "idempotency-key-reused"
 
 
+def test_a_request_with_another_time_limit_is_another_request(client: TestClient):
+    headers = {"Idempotency-Key": "limited"}
+    first = client.post("/v1/jobs", json={"time_limit_seconds": 5}, headers=headers)
+    again = client.post("/v1/jobs", json={"time_limit_seconds": 5.0}, headers=headers)
+    assert (again.status_code, again.json()["id"]) == (202, first.json()["id"])
+    for other in ({"time_limit_seconds": 6}, {}):
+        refused = client.post("/v1/jobs", json=other, headers=headers)
+        assert (refused.status_code, refused.json()["type"]) == (422, "idempotency-key-reused")
+
+
+def test_a_time_limit_beyond_the_services_is_refused(client: TestClient):
+    before = client.get("/v1/jobs").json()["items"]
+    refused = client.post("/v1/jobs", json={"time_limit_seconds": 601})
+    assert (refused.status_code, refused.json()["type"]) == (422, "invalid-request")
+    assert "time_limit_seconds: expected at most 600" in refused.json()["detail"]
+    assert client.get("/v1/jobs").json()["items"] == before
+    assert client.post("/v1/jobs", json={"time_limit_seconds": 600}).status_code == 202
+
+
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity"])
 @pytest.mark.parametrize(
     ("path", "body"),
@@ -321,6 +356,53 @@ def test_a_run_that_could_not_begin_is_refused_at_once(
             assert words in answer.json()["detail"]
         assert start(plan, force=True).status_code == 202
         assert len(client.get("/v1/runs").json()["items"]) == 2
+
+
+def test_options_and_questions_that_a_plan_cannot_have_are_refused_at_once(
+    small_graph: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(Lanes, "_serve", lambda lanes, _lane: lanes._stopping.wait())
+    monkeypatch.setenv("GNNPLAN_CACHE", str(tmp_path / "cache"))
+    with make_client(tmp_path) as client:
+        service = client.app.state.service  # pyright: ignore[reportFunctionMemberAccess, reportAttributeAccessIssue]
+        plan = keep_plan(service, small_graph, tmp_path / "plan")
+        at = f"/v1/plans/{plan}"
+
+        def refused(path: str, body: dict[str, Any]) -> str:
+            answer = client.post(path, json=body)
+            assert answer.status_code == 422, (path, answer.text)
+            return answer.json()["detail"]
+
+        for hops in ([5], [5, 5, 5], [5, 0]):
+            assert "expected 2 fan-outs" in refused(
+                "/v1/runs", {"plan": plan, "eval_fanouts": hops}
+            )
+        for path, body in (
+            ("why-not", {"policy": "naive"}),
+            ("what-if", {"changes": ["devices=2"]}),
+            ("simulations", {}),
+        ):
+            assert "expected the request of plan" in refused(f"{at}/{path}", body)
+        save_record(PlanRecord(settings=PlanSettings(), machine=load_preset("cpu-2core")), plan)
+        for change in ("depth=3", "layers=many", "dropout=2"):
+            refused(f"{at}/why-not", {"changes": [change]})
+        folder = service.storage.catalogue.plan_folder(plan)
+        with monkeypatch.context() as patch:
+            patch.setattr("gnnplan.api.service.plans.graph_fingerprint", lambda _: "another")
+            assert "found another in its place" in refused(f"{at}/what-if", {"changes": ["a=1"]})
+        cooperative = replace(load_plan(folder).strategy, batching="cooperative")
+        with monkeypatch.context() as patch:
+            shared = replace(load_plan(folder), strategy=cooperative)
+            patch.setattr("gnnplan.api.service.plans.load_plan", lambda _: shared)
+            assert "found cooperative batches" in refused(f"{at}/simulations", {})
+        assert "found full-graph" in refused("/v1/profiles", {"graph": "g", "mode": "full-graph"})
+        assert client.get("/v1/jobs").json()["items"] == []
+        for path, body in (
+            (f"{at}/why-not", {"changes": ["batching=cooperative"]}),
+            (f"{at}/simulations", {}),
+            ("/v1/runs", {"plan": plan, "eval_fanouts": [5, -1]}),
+        ):
+            assert client.post(path, json=body).status_code == 202, path
 
 
 def test_a_plan_of_gpus_is_not_begun_where_there_are_fewer(small_graph: Graph, tmp_path: Path):
@@ -562,6 +644,35 @@ def test_too_many_waiting_jobs_are_refused(tmp_path: Path):
     assert response.status_code == 429
     assert response.json()["type"] == "queue-full"
     assert int(response.headers["retry-after"]) > 0
+
+
+def test_a_repeat_of_what_was_accepted_is_answered_whatever_has_changed_since(
+    small_graph: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(Lanes, "_serve", lambda lanes, _lane: lanes._stopping.wait())
+    root = tmp_path / "root"
+    shutil.copytree(small_graph.path, root / "g")
+    with make_client(tmp_path, graph_roots=(root,), max_queued_jobs=3) as client:
+        service = client.app.state.service  # pyright: ignore[reportFunctionMemberAccess, reportAttributeAccessIssue]
+        plan = keep_plan(service, small_graph, tmp_path / "plan")
+        asked = [
+            ("/v1/plans", {**PLAN, "graph": "g"}),
+            ("/v1/profiles", {"machine": "cpu-2core", "graph": "g"}),
+            ("/v1/runs", {"plan": plan}),
+        ]
+
+        def ask(number: int) -> Any:
+            path, body = asked[number]
+            return client.post(path, json=body, headers={"Idempotency-Key": f"n{number}"})
+
+        first = [ask(number) for number in range(3)]
+        assert [each.status_code for each in first] == [202, 202, 202]
+        assert client.post("/v1/jobs", json={}).json()["type"] == "queue-full"
+        shutil.rmtree(root / "g")
+        monkeypatch.setattr("gnnplan.runtime.identity.is_planned_machine", lambda *_: False)
+        again = [ask(number) for number in range(3)]
+    assert [each.status_code for each in again] == [202, 202, 202]
+    assert [each.json()["id"] for each in again] == [each.json()["id"] for each in first]
 
 
 def test_a_report_of_another_version_is_told_from_a_failure(tmp_path: Path):

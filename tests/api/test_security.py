@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from fastapi.testclient import TestClient
 
+from gnnplan.api.jobs.lanes import Lanes
 from gnnplan.api.security import (
     OutsideRootsError,
     RateLimit,
@@ -18,10 +19,15 @@ from gnnplan.api.security import (
 )
 from gnnplan.api.serve import main
 from gnnplan.api.storage.storage import Storage
+from gnnplan.planner.profile.cache import PlanRecord
+from gnnplan.planner.settings import PlanSettings, change_settings
 from gnnplan.runtime.comm.route import is_loopback
 from gnnplan.runtime.errors import InputError
 from gnnplan.runtime.graph.dataset import Graph
-from tests.support.service import make_client
+from gnnplan.runtime.plan.schema import Plan
+from tests.support.furnished import keep_plan
+from tests.support.machines import machine
+from tests.support.service import follow, make_client
 
 
 def jobs_of(client: TestClient, **headers: str) -> list[dict]:
@@ -300,6 +306,62 @@ def test_models_are_imported_only_from_the_list(tmp_path: Path, small_graph: Gra
     assert (refused.status_code, refused.json()["type"]) == (403, "model-not-allowed")
     assert near.status_code == 403
     assert allowed.status_code == 202
+
+
+def record_of(plan: Plan) -> PlanRecord:
+    """The request of a plan that was made without the planner."""
+    settings = change_settings(PlanSettings(), {"model": plan.workload.model})
+    return PlanRecord(settings=settings, machine=machine())
+
+
+def test_a_model_of_a_plan_or_of_a_change_is_held_against_the_list_too(
+    tmp_path: Path, small_graph: Graph, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(Lanes, "_serve", lambda lanes, _lane: lanes._stopping.wait())
+    monkeypatch.setattr("gnnplan.api.service.plans.load_record", record_of)
+    with make_client(tmp_path) as client:
+        service = client.app.state.service  # pyright: ignore[reportFunctionMemberAccess, reportAttributeAccessIssue]
+        plain = keep_plan(service, small_graph, tmp_path / "plain")
+        own = keep_plan(service, small_graph, tmp_path / "own", model="tests.support.models:make")
+        why, change = f"/v1/plans/{plain}/why-not", {"changes": [" model = os:system "]}
+        for path, body in (
+            (why, change),
+            ("/v1/runs", {"plan": own}),
+            (f"/v1/plans/{own}/why-not", {"changes": ["batching=cooperative"]}),
+        ):
+            refused = client.post(path, json=body)
+            assert (refused.status_code, refused.json()["type"]) == (403, "model-not-allowed")
+        assert client.post(why, json={"changes": ["model=gcn"]}).status_code == 202
+        assert len(jobs_of(client)) == 1
+
+
+def test_a_service_with_a_shorter_list_begins_no_job_that_an_earlier_one_accepted(
+    tmp_path: Path, small_graph: Graph
+):
+    root = small_graph.path.parent
+    graph, model = small_graph.path.name, "tests.support.models:make"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Lanes, "_serve", lambda lanes, _lane: lanes._stopping.wait())
+        settings = {"allowed_models": ("tests.support.models",), "graph_roots": (root,)}
+        with make_client(tmp_path, **settings) as client:
+            service = client.app.state.service  # pyright: ignore[reportFunctionMemberAccess, reportAttributeAccessIssue]
+            own = keep_plan(service, small_graph, tmp_path / "own", model=model)
+            body = {"graph": graph, "machine": "cpu-2core"}
+            asked = [
+                client.post("/v1/plans", json={**body, "model": model}),
+                client.post("/v1/plans", json=body),
+                client.post("/v1/runs", json={"plan": own}),
+            ]
+            assert [each.status_code for each in asked] == [202, 202, 202]
+    with make_client(tmp_path) as client:
+        service = client.app.state.service  # pyright: ignore[reportFunctionMemberAccess, reportAttributeAccessIssue]
+        for each, kind in zip(
+            asked, ("model-not-allowed", "outside-roots", "model-not-allowed"), strict=True
+        ):
+            ended = follow(client, f"/v1/jobs/{each.json()['id']}")
+            problem = ended["problem"]
+            assert (ended["state"], problem["type"], problem["status"]) == ("failed", kind, 403)
+            assert not service.storage.job_folder(ended["id"]).exists()  # nothing was started
 
 
 def test_other_sites_cannot_use_a_browser_against_it(client: TestClient):

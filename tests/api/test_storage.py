@@ -275,6 +275,22 @@ def test_retention_removes_ended_jobs_and_their_files_alone(storage: Storage):
     assert storage.jobs.get(waiting.id) is not None
 
 
+def test_a_sweep_removes_what_a_killed_service_left_and_no_row_names(storage: Storage):
+    known, _ = storage.jobs.add(job())
+    halfway = storage.data_dir / "plans" / ".removed-1"
+    gone = [storage.job_folder("gone"), storage.run_folder("gone"), halfway]
+    kept = [storage.job_folder(known.id), storage.run_folder(known.id)]
+    fresh = storage.job_folder("fresh")
+    for folder in (*gone, *kept, fresh):
+        folder.mkdir(parents=True)
+        (folder / "file").touch()
+    for folder in (*gone, *kept):
+        os.utime(folder, (0.0, 0.0))
+    assert storage.sweep(retention_days=1.0) == 0
+    assert [folder.exists() for folder in gone] == [False] * 3
+    assert all(folder.exists() for folder in (*kept, fresh))
+
+
 def test_artefacts_are_kept_once_and_found_by_content(tmp_path: Path):
     artefacts = Artefacts(tmp_path)
     digest = artefacts.put(b"abc")

@@ -38,6 +38,14 @@ def test_a_run_has_a_folder_named_after_its_job_and_goes_on_there_at_its_second_
     assert json.loads((folder / RESULT_FILE).read_text()) == {"done": 1}
 
 
+def test_the_steps_of_a_run_are_counted_over_all_attempts() -> None:
+    for given, wanted in (
+        ({"epochs": 3, "max_steps": 7}, {"epochs": 3, "max_steps": 7, "steps_in_all": True}),
+        ({"epochs": 3, "max_steps": None}, {"epochs": 3, "max_steps": None}),
+    ):
+        assert train.options_of({"options": given}) == wanted
+
+
 def test_every_epoch_is_told_of_however_many_steps_came_after_it(tmp_path: Path) -> None:
     job = JobContext(folder=tmp_path, attempt=1)
     relay, vals = train.Relay(job, epochs=5), [0.5, 0.9, 0.6, 0.7]

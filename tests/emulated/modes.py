@@ -38,9 +38,9 @@ class Mode:
     """Of `ROWS`."""
     settings: dict[str, Any] = field(default_factory=dict[str, Any])
     """Fields of `PlanSettings`; `workload` holds changes of the workload's."""
-    graph: Literal["nodes", "links", "typed", "halves"] = "nodes"
-    """What is trained on: nodes of one type, links, nodes of a graph with tables by type, or nodes
-    whose rows are stored in bfloat16."""
+    graph: Literal["nodes", "links", "typed", "halves", "sparse", "weights"] = "nodes"
+    """What is trained on: nodes of one type, links, nodes of a graph with tables by type, nodes
+    whose rows are stored in bfloat16 or sparse, or nodes of a graph whose edges have weights."""
     devices: int = 2
     hosts: int = 1
     recording: str | None = None
@@ -221,6 +221,30 @@ GRIDS: list[tuple[str, dict[str, Any], int, int, int, int]] = [
     ("", {}, 2, 8, 4, 2),
 ]
 """Words, settings, copies, batches of a stack, GPUs and hosts where lists are in parts."""
+WEIGHTS: dict[str, Any] = {"sampler_parameters": {"weights": "graph"}, "workload": ANY}
+LAYER_WEIGHTS = SIZES | {"sampler_parameters": {"sizes": "40,30", "weights": "graph"}}
+WEIGHTED: list[tuple[str, str, dict[str, Any], Callable[[Candidate], bool], int, int]] = [
+    ("bulk", "stacks of ladies", {"sampler": "ladies", **LAYER_WEIGHTS}, _stacked, 1, 1),
+    *(
+        ("bulk", f"1.5D {name} (c = {copies})",
+         {"sampler": name, "replication": copies, **LAYER_WEIGHTS}, _grid(8), devices, hosts)
+        for name, copies, devices, hosts in (
+            ("ladies", 1, 2, 1), ("pladies", 2, 4, 1), ("fastgcn", 2, 4, 2),
+        )
+    ),
+    *(
+        ("cooperative", name, {"sampler": name, "batching": "cooperative", **WEIGHTS},
+         _keeps_none, 2, 1)
+        for name in ("neighbor", "labor")
+    ),
+    *(
+        ("samplers", f"dependent {name} in lru", {"sampler": name, "policy": "lru", **each},
+         _depends, 1, 1)
+        for name, each in (("labor", WEIGHTS), ("ladies", LAYER_WEIGHTS))
+    ),
+    ("samplers", "neighbor", {"sampler": "neighbor", **WEIGHTS}, _ahead, 2, 1),
+]  # fmt: skip
+"""Rows, names, settings, candidates, GPUs and hosts of modes that draw by the graph's weights."""
 LARGER = {"batch_size": 64, "fanouts": [6, 4]}
 """Batches that take more memory than an evaluation does."""
 TASKS: dict[Any, dict[str, Any]] = {
@@ -274,6 +298,7 @@ MODES = [
         )
         for devices in (1, 2)
     ),
+    Mode(name="sparse", row="rows", graph="sparse", wants=_ahead, holds=_reads("host")),
     Mode(
         name="peers mapped", row="rows", quick=True, settings={"policy": "legion"}, room_rows=60,
         wants=_together, holds=_reads("own", "peer", "host"),
@@ -406,6 +431,13 @@ MODES = [
             quick=(words, devices) == ("", 2),
         )
         for words, settings, copies, bulk, devices, hosts in GRIDS
+    ),
+    *(
+        Mode(
+            name=f"{name} by weights", row=row, graph="weights", devices=devices, hosts=hosts,
+            settings=settings, wants=wants, room_rows=150 if wants is _depends else None,
+        )
+        for row, name, settings, wants, devices, hosts in WEIGHTED
     ),
     *(
         Mode(

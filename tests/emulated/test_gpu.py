@@ -4,6 +4,7 @@ import gc
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -14,11 +15,20 @@ import triton.language as tl
 from triton import knobs
 from triton.runtime.errors import InterpreterError
 
+from gnnplan.planner.cost.stages.exchange_gpu import rows_in_transit
+from gnnplan.runtime.comm.collectives import Communicator
 from gnnplan.runtime.emulation.gpu import EmulatedGpu
-from gnnplan.runtime.emulation.memory import OrderError
+from gnnplan.runtime.emulation.memory import BLOCK_BYTES, OrderError
 from gnnplan.runtime.emulation.threads import start, stop
 from gnnplan.runtime.errors import InputError
+from gnnplan.runtime.features.device_rows import padded_rows
+from gnnplan.runtime.features.peer import DeviceExchange
 from gnnplan.runtime.processor import EMULATED, EmulatedProcessor, processor_of
+from gnnplan.runtime.sampling.gpu import topology as topology_module
+from gnnplan.runtime.sampling.gpu.layerwise import DeviceLayerwiseSampler
+from gnnplan.runtime.sampling.gpu.topology import DeviceTopology
+from gnnplan.runtime.sampling.layerwise import LayerwiseSampler
+from gnnplan.runtime.sampling.registry import SAMPLERS
 from gnnplan.runtime.train.streams import AbstractStreams, EmulatedStreams, streams_of
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are compiled here")
@@ -67,6 +77,56 @@ def increase_kernel(x, BLOCK: tl.constexpr):
 DOUBLE: Any = double_kernel
 FILL: Any = fill_kernel
 INCREASE: Any = increase_kernel
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_fastgcn_begins_in_what_it_keeps(
+    gpu: EmulatedGpu, weighted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nodes, degree = 5000, 20
+    monkeypatch.setattr(topology_module, "SUMMED_ENTRIES", 1000)
+    rng = np.random.default_rng(0)
+    indptr = np.arange(0, nodes * degree + 1, degree)
+    indices = rng.integers(0, nodes, nodes * degree).astype(np.int32)
+    weight = rng.integers(1, 9, nodes * degree).astype(np.float32) if weighted else None
+    gpu.memory.capacity_bytes = None
+    lists = DeviceTopology.load(indptr, indices, EMULATED)
+    before = gpu.memory.used_bytes + (0 if weight is None else weight.nbytes)
+    gpu.memory.peak_bytes = gpu.memory.used_bytes
+    sampler = DeviceLayerwiseSampler(
+        lists, [4], device=EMULATED, method="fastgcn", replace=True, edge_weight=weight
+    )
+    peak = gpu.memory.peak_bytes - before
+    assert SAMPLERS["fastgcn"].node_bytes * nodes <= peak + 8 * BLOCK_BYTES
+    assert peak <= SAMPLERS["fastgcn"].node_bytes * nodes + 64 * 1000
+    expected = LayerwiseSampler(
+        indptr, indices, [4], method="fastgcn", replace=True, edge_weight=weight
+    )
+    assert sampler._fixed is not None
+    assert expected.graph.fixed is not None
+    row = expected.graph.fixed[0]
+    np.testing.assert_array_equal(sampler._fixed.ids.cpu().numpy(), row.cols)
+    np.testing.assert_allclose(sampler._fixed.values.cpu().numpy(), row.values, rtol=1e-12)
+
+
+@pytest.mark.parametrize("stored", [torch.float16, torch.float32])
+def test_buffers_of_exchanged_rows_are_those_that_are_counted(
+    gpu: EmulatedGpu, stored: torch.dtype
+) -> None:
+    count, width = 400, 75
+    own = padded_rows(count, width, stored, EMULATED)
+    own.fill_(1)
+    exchange = DeviceExchange(own, {1: 0}, Communicator())  # with itself: as many are served
+    numbers = torch.full((count,), 1, dtype=torch.int64, device=EMULATED)
+    slots = torch.arange(count, dtype=torch.int64, device=EMULATED)
+    out = torch.zeros((count, width), device=EMULATED)
+    before = gpu.memory.peak_bytes = gpu.memory.used_bytes
+    exchange.fill(numbers, slots, None, out)
+    peak = gpu.memory.peak_bytes - before
+    assert bool((out == 1).all())
+    counted = rows_in_transit(count, count, width * stored.itemsize, width * 4)
+    # Places of rows in the batch, which the sum has room for where it was drawn.
+    assert counted - 8 * count <= peak <= counted + 4 * 8 * count
 
 
 def double(x: torch.Tensor) -> torch.Tensor:

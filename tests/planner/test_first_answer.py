@@ -37,6 +37,8 @@ from gnnplan.runtime.graph.generate import (
 )
 from gnnplan.runtime.plan.io import load_plan
 from gnnplan.runtime.plan.schema import Workload
+from gnnplan.runtime.sampling import registry
+from gnnplan.runtime.sampling.registry import SamplerSpec
 from tests.support.nvml_recording import load_replay
 
 MACHINES = Path(__file__).parents[1] / "golden" / "machines"
@@ -142,6 +144,17 @@ def test_what_has_no_estimate_is_refused_before_anything_is_written(
 ):
     with pytest.raises(SettingsError, match=rf"--quick: expected .*found .*{found}"):
         first_answer(rmat.path, change_settings(SETTINGS, changes), out=tmp_path / "plan")
+    assert not (tmp_path / "plan").exists()
+
+
+def test_a_sampler_whose_batches_follow_no_known_law_is_profiled_first(
+    rmat: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    toy = SamplerSpec(name="toy", cpu="", unequal=True)
+    monkeypatch.setitem(registry.SAMPLERS, "toy", toy)
+    asked = replace(SETTINGS, sampler="toy", allow="approximate")
+    with pytest.raises(SettingsError, match=r"--quick: expected .*sampler toy.*no law"):
+        first_answer(rmat.path, asked, out=tmp_path / "plan")
     assert not (tmp_path / "plan").exists()
 
 

@@ -4,24 +4,28 @@ import json
 import warnings
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from gnnplan.planner import pipeline
+from gnnplan.planner.cost.rates import edge_rate, vertex_rate
+from gnnplan.planner.cost.stages.gather_gpu import copy_seconds_per_byte
 from gnnplan.planner.errors import MachineError, PlanDoesNotFit, SettingsError
 from gnnplan.planner.machine.model import MachineModel, Memory, Processor
 from gnnplan.planner.pipeline import plan
+from gnnplan.planner.probe.presets import load_preset
 from gnnplan.planner.profile.cache import Profile
 from gnnplan.planner.queries.explain import explain, render
+from gnnplan.planner.search.dimensions.registry import CHOICES
 from gnnplan.planner.settings import POLICIES, PlanSettings
 from gnnplan.runtime.errors import BudgetExceeded, PlanError
 from gnnplan.runtime.features.location import LocationTable
-from gnnplan.runtime.graph.dataset import Graph, SparseFeatures, write_graph
+from gnnplan.runtime.graph.dataset import Graph
 from gnnplan.runtime.plan.io import load_array, load_plan
 from gnnplan.runtime.plan.schema import Plan, Workload
 from tests.support.machines import constant, machine
+from tests.support.plans import with_sparse_rows
 from tests.support.profiles import hotness, profile
 
 BATCH = 100
@@ -137,23 +141,51 @@ def test_what_does_not_fit_is_refused_with_the_sum(
 def test_sparse_features_are_not_planned_on_a_disk_from_which_no_run_reads_them(
     small_graph: Graph, skewed: Profile, tmp_path: Path
 ) -> None:
-    nodes, width = small_graph.num_nodes, small_graph.feature_dim
-    names = ("indptr", "indices", "y", "train_idx", "val_idx", "test_idx")
-    arrays: dict[str, Any] = {name: np.array(getattr(small_graph, name)) for name in names}
-    rows = SparseFeatures(
-        indptr=np.arange(nodes + 1) * width, indices=np.tile(np.arange(width), nodes),
-        data=np.array(small_graph.x, np.float32).ravel(),
-    )  # fmt: skip
-    sparse = write_graph(
-        tmp_path / "sparse", name="sparse", x_csr=rows, feature_dim=width, task="multiclass",
-        num_classes=small_graph.num_classes, **arrays,
-    )  # fmt: skip
+    sparse = with_sparse_rows(small_graph, tmp_path / "sparse")
     one = replace(SETTINGS, devices=1)
     free = make(sparse, tmp_path / "free", one).prediction.memory_bytes["host0"]
     short = replace(one, host_memory_bytes=free.total - free.parts["features"] + 64 * 1000)
     with pytest.raises(PlanDoesNotFit, match=r"found sparse ones, .* --features dense"):
         make(sparse, tmp_path / "p", short)
     assert not (tmp_path / "p").exists()
+
+
+def test_gpus_of_sparse_features_are_priced_as_fed_by_cores(
+    small_graph: Graph, skewed: Profile, tmp_path: Path
+) -> None:
+    sparse, box = with_sparse_rows(small_graph, tmp_path / "sparse"), load_preset("hgx-h100")
+    search = pipeline.search_for(sparse, replace(SETTINGS, devices=2), box)
+    explored = search.explore()
+    tried = {
+        (c.policy, c.topology.policy, c.batching, c.bulk_batches, c.threads.capture)
+        for c in (each.candidate for each in explored.priced)
+    }
+    assert tried == {("none", "host", "independent", 1, 0)}
+    assert {each.name for each in explored.left_out} == {each.name for each in CHOICES}
+    batch, known = search.request.profile.batch(BATCH // 2), load_preset("cpu-2core")
+    for each in explored.priced:
+        stages, candidate = each.prediction.stages, each.candidate
+        ref = search.request.graph
+        edge, vertex = (rate(known, ref, candidate).seconds for rate in (edge_rate, vertex_rate))
+        drawn = sum(e.mean for e in batch.edges) * edge + batch.vertices[-1].mean * vertex
+        assert stages["sample"] == pytest.approx(drawn)
+        assert "table sample_edge" in each.prediction.provenance["sample"]
+        assert "table mapped_gather" in each.prediction.provenance["gather"]
+        rows = batch.vertices[-1].mean * 4 * sparse.feature_dim
+        assert stages["copy"] > rows * copy_seconds_per_byte(box, candidate)[0]
+        loading = sum(stages[name] for name in ("sample", "gather", "copy", "batch"))
+        assert each.seconds >= loading
+        assert each.prediction.memory_bytes["rank0"].parts["topology"] == 0
+    dense = pipeline.search_for(small_graph, replace(SETTINGS, devices=2), box)
+    assert {p.candidate.topology.policy for p in dense.explore().priced} > {"host", "replicated"}
+    for changes, words in (
+        ({"policy": "degree"}, "policy auto or none with sparse features, .* --features dense"),
+        ({"topology": "replicated"}, "topology auto or host with sparse features"),
+        ({"batching": "cooperative"}, "batching auto or independent with sparse"),
+        ({"replication": 1}, "--replication: expected the default with sparse features"),
+    ):
+        with pytest.raises(SettingsError, match=words):
+            pipeline.search_for(sparse, replace(SETTINGS, **changes), box)
 
 
 def test_features_beyond_the_host_go_to_disk(

@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from gnnplan.runtime import device
+from gnnplan.runtime.graph.dataset import Graph
 from gnnplan.runtime.plan.schema import Device
+from tests.support.plans import make_plan
 
 FACTS: dict[str, Any] = {
     "cpu_model": "Example CPU",
@@ -111,6 +113,27 @@ def test_unlimited_control_group_changes_nothing(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(device, "SYS", tmp_path)
     assert device.usable_cores() >= free[0]
     assert device.usable_ram_bytes() >= free[1]
+
+
+@pytest.mark.parametrize(
+    ("quota", "pinned"),
+    [("max", [[2, 3]]), ("800000", [[2, 3]]), ("400000", [])],
+)
+def test_under_a_quota_ranks_are_pinned_to_no_cores_that_other_containers_take_too(
+    small_graph: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    quota: str, pinned: list[list[int]],
+) -> None:  # fmt: skip
+    plan = make_plan(small_graph, tmp_path / "plan", ranks=2, sample_threads=1)
+    group = tmp_path / "fs/cgroup"
+    group.mkdir(parents=True)
+    (group / "cpu.max").write_text(f"{quota} 100000\n")
+    monkeypatch.setattr(device, "SYS", tmp_path)
+    monkeypatch.setattr(device, "set_threads", lambda _: None)
+    monkeypatch.setattr(device.os, "sched_getaffinity", lambda _: set(range(8)))
+    found: list[list[int]] = []
+    monkeypatch.setattr(device, "pin_to", found.append)
+    device.use_threads(plan, 1, pin=True)
+    assert found == pinned
 
 
 def test_huge_page_state_is_the_bracketed_word(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -1,5 +1,6 @@
 """Faults that one rank in this process meets: full disks, damaged files, clocks, memory."""
 
+import json
 import logging
 import os
 import subprocess
@@ -12,10 +13,13 @@ import pytest
 
 from gnnplan.runtime import codec, worker
 from gnnplan.runtime.errors import GnnplanError
+from gnnplan.runtime.faults.failure import ERRORS_FOLDER
+from gnnplan.runtime.faults.heartbeat import Heartbeat
 from gnnplan.runtime.graph.dataset import Graph
+from gnnplan.runtime.launch import launch
 from gnnplan.runtime.launch.config import RunConfig
 from gnnplan.runtime.report import RunReport
-from gnnplan.runtime.train.recovery import EPOCHS_FILE, list_checkpoints
+from gnnplan.runtime.train.recovery import EPOCHS_FILE, list_checkpoints, save_checkpoint
 from tests.support.faults import EPOCHS, INTERVAL, SAVED, STEPS, plan_to_disturb
 
 
@@ -132,6 +136,14 @@ def test_damaged_checkpoints_are_passed_over_with_a_note(
     assert report.first_step == start
     assert report.losses == undisturbed.losses[start:]
     assert sum("is damaged" in note for note in report.notes) == damaged
+    assert (tmp_path / "events.jsonl").read_text().count("is damaged") == damaged
+
+
+def test_a_run_that_finds_nothing_to_go_on_from_says_so_at_once(plan: Path, tmp_path: Path) -> None:
+    report = train(plan, tmp_path, max_steps=1, resume=True)
+    (line,) = report.notes
+    assert line == "no checkpoint to resume from; started at the beginning"
+    assert json.dumps({"event": "warning", "line": line}) in (tmp_path / "events.jsonl").read_text()
 
 
 def test_without_the_epochs_before_training_goes_on_and_says_so(
@@ -173,6 +185,30 @@ def test_ranks_that_start_again_take_no_more_steps_than_the_run_may(
     assert train(plan, tmp_path, max_steps=3, resume=True).losses == undisturbed.losses[9:12]
 
 
+def test_a_host_without_the_checkpoints_knows_how_far_they_are(
+    plan: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same error after newer checkpoints is worth another start there too; without, it is not.
+
+    Each attempt takes the run to some steps, then fails on the second host.
+    """
+    place: dict[str, Any] = {"plan_folder": str(plan), "pin": False}
+    there = RunConfig(run_folder=str(tmp_path / "host1"), **place)
+    final = list[bool]()
+    for attempt, steps in enumerate((4, 9, 9)):
+        monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", str(attempt))
+        heartbeat = Heartbeat()
+        here = RunConfig(
+            run_folder=str(tmp_path), epochs=EPOCHS, eval_every=0, max_steps=steps,
+            checkpoint_every_steps=INTERVAL, **place,
+        )  # fmt: skip
+        worker.run(here, heartbeat)
+        worker.record_end(there, ValueError("again"), heartbeat)
+        document = codec.parse((tmp_path / "host1" / ERRORS_FOLDER / "rank0.json").read_bytes())
+        final.append(document["final"])
+    assert final == [False, False, True]
+
+
 @pytest.mark.parametrize("jump", ["past", "future"])
 def test_a_clock_jump_changes_nothing(
     plan: Path, undisturbed: RunReport, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jump: str
@@ -201,12 +237,36 @@ def test_events_survive_a_full_disk(tmp_path: Path) -> None:
     assert (tmp_path / "events.jsonl").read_text() == '{"event": "epoch", "epoch": 3}\n'
 
 
+@pytest.mark.parametrize("way", ["anew", "resumed", "started again"])
+def test_what_killed_ranks_left_of_checkpoints_is_swept(
+    plan: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    """One is as large as a checkpoint, and each kill amid a save would leave another."""
+    train(plan, tmp_path, max_steps=4)
+    folder = tmp_path / "checkpoints"
+    newest = list_checkpoints(folder)[-1]
+    left, mine = folder / f".{newest.name}.0123456789ab", folder / ".notes.0123456789ab"
+    for path in (left, mine):
+        path.write_bytes(newest.read_bytes()[:1000])
+    if way == "started again":
+        monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    train(plan, tmp_path, max_steps=7, resume=way == "resumed")
+    aside = tmp_path / "checkpoints.previous"
+    assert mine.is_file() or (aside / mine.name).is_file()
+    assert list(tmp_path.glob("*/.checkpoint-*")) == []
+
+
+def test_what_a_killed_launcher_left_of_a_runs_files_is_swept(tmp_path: Path) -> None:
+    names = ("run.json", "trials.json", "trying.json", "ranks.json", "report.json", "outcome.json")
+    for name in names:
+        (tmp_path / f".{name}.0123456789ab").write_text("{")
+    launch.prepare_run(tmp_path, RunConfig(plan_folder="p", run_folder=str(tmp_path)))
+    assert [path.name for path in tmp_path.glob(".*")] == [".outcome.json.0123456789ab"]
+
+
 @pytest.mark.parametrize("resume", [False, True])
 def test_checkpoints_are_set_aside_before_any_rank_starts(tmp_path: Path, resume: bool) -> None:
     """A rank that fails before its first step is restarted from nothing, not from an older run."""
-    from gnnplan.runtime.launch import launch
-    from gnnplan.runtime.train.recovery import save_checkpoint
-
     save_checkpoint(tmp_path / "checkpoints", 7, {"steps": 7}, keep=1)
     config = RunConfig(plan_folder="p", run_folder=str(tmp_path), resume=resume)
     launch.prepare_run(tmp_path, config)

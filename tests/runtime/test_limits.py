@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from gnnplan.runtime import device
-from gnnplan.runtime.errors import BudgetExceeded
+from gnnplan.runtime.errors import BudgetExceeded, PlanError
 from gnnplan.runtime.graph.dataset import Graph
 from gnnplan.runtime.graph.imports.source import memory_bytes
+from gnnplan.runtime.identity import check_identity, is_planned_machine
 from gnnplan.runtime.limits import (
     MemoryGroup,
     as_budget_error,
@@ -23,7 +24,7 @@ from gnnplan.runtime.limits import (
     memory_limit_bytes,
     room_to_keep,
 )
-from gnnplan.runtime.plan.schema import MemoryUse, Plan
+from gnnplan.runtime.plan.schema import HostSize, MemoryUse, Plan
 from tests.support.memory_groups import LimitedGroup, NoGroups, limited_group
 from tests.support.plans import make_plan
 
@@ -221,6 +222,94 @@ def test_probe_plan_and_import_go_by_the_same_cores_and_bytes(
     assert device.available_ram_bytes() == allowed
     facts = device.machine_facts()
     assert (facts["cores"], facts["ram_bytes"]) == (8 if cores is None else 2, allowed)
+
+
+GROUP = {"self/cgroup": "0::/\n", "fs/cgroup/cgroup.controllers": "cpu memory\n"}
+
+
+def put_in_job(folder: Path, monkeypatch: pytest.MonkeyPatch, cores: int, gib: float) -> None:
+    """Give this process some cores, and a group of some memory, of 8 cores and 16 GiB."""
+    monkeypatch.setattr(device, "SYS", folder)
+    monkeypatch.setattr(device, "PROC", folder)
+    monkeypatch.setattr(device.os, "sched_getaffinity", lambda _: set(range(cores)))
+    limit = {"fs/cgroup/memory.max": f"{round(gib * 1024) * MIB}\n"}
+    tree(folder, {**GROUP, **limit, "meminfo": "MemTotal: 16777216 kB\n"})
+
+
+def plan_of_four_cores(graph: Graph, folder: Path, hosts: list[HostSize]) -> Plan:
+    """Two ranks of two threads that need 1.5 GiB, planned on the machine that is here now."""
+    plan = make_plan(graph, folder, ranks=2, sample_threads=1)
+    use = MemoryUse(parts={"own rows": 768 * MIB}, total=768 * MIB, capacity=1, headroom=0)
+    memory = {"rank0": use, "rank1": use, "host0": replace(use, parts={"ranks": 1536 * MIB})}
+    return replace(
+        plan,
+        machine=replace(plan.machine, fingerprint=device.machine_fingerprint(), hosts=hosts),
+        prediction=replace(plan.prediction, memory_bytes=memory),
+    )
+
+
+def test_a_share_of_the_machine_that_is_enough_for_the_plan_is_the_machine(
+    small_graph: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put_in_job(tmp_path / "sys", monkeypatch, 8, 16)
+    whole = [HostSize(cores=8, memory_gib=16)]
+    plan = plan_of_four_cores(small_graph, tmp_path / "plan", whole)
+    assert check_identity(plan) == []
+    for cores, gib in ((4, 1.5), (8, 2), (4, 16)):
+        put_in_job(tmp_path / "sys", monkeypatch, cores, gib)
+        (note,) = check_identity(plan)
+        assert note.startswith(f"{cores} cores and {gib:.2f} GiB may be used here, less than")
+    for cores, gib in ((3, 2), (4, 1), (1, 1)):
+        put_in_job(tmp_path / "sys", monkeypatch, cores, gib)
+        line = rf"^expected 4 cores and 1\.50 GiB for .* found {cores} cores and {gib}\.00 GiB"
+        with pytest.raises(PlanError, match=line):
+            check_identity(plan)
+        assert len(check_identity(plan, force=True)) == 2
+
+
+def test_a_plan_that_was_made_in_a_job_runs_in_a_larger_one_and_on_the_whole_machine(
+    small_graph: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put_in_job(tmp_path / "sys", monkeypatch, 4, 3)
+    plan = plan_of_four_cores(small_graph, tmp_path / "plan", [HostSize(cores=4, memory_gib=3)])
+    for cores, gib in ((4, 3), (6, 4), (8, 16)):
+        put_in_job(tmp_path / "sys", monkeypatch, cores, gib)
+        assert check_identity(plan) == []
+
+
+def test_another_machine_is_refused_however_large_it_is(
+    small_graph: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put_in_job(tmp_path / "sys", monkeypatch, 8, 16)
+    plan = plan_of_four_cores(small_graph, tmp_path / "plan", [HostSize(cores=8, memory_gib=16)])
+    earlier = replace(plan, machine=replace(plan.machine, hosts=[]))
+    tree(tmp_path / "sys", {"cpuinfo": "model name : another\n"})
+    with pytest.raises(PlanError, match="expected the machine the plan was made for"):
+        check_identity(plan)
+    (tmp_path / "sys" / "cpuinfo").unlink()
+    assert check_identity(earlier) == []
+    put_in_job(tmp_path / "sys", monkeypatch, 4, 2)  # of it nobody knows how large it was
+    with pytest.raises(PlanError, match="expected the machine the plan was made for"):
+        check_identity(earlier)
+
+
+def test_a_share_of_a_plans_gpus_is_of_their_model(
+    small_graph: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    facts = device.machine_facts()
+    box = {**facts, "box_gpus": ["A"] * 8}
+    plan = make_plan(small_graph, tmp_path / "plan")
+    devices = [replace(plan.strategy.devices[0], kind="cuda")]
+    size = HostSize(cores=facts["cores"], memory_gib=facts["ram_gib"], gpu="A")
+    plan = replace(
+        plan,
+        strategy=replace(plan.strategy, devices=devices),
+        machine=replace(plan.machine, fingerprint=device.machine_fingerprint(box), hosts=[size]),
+    )
+    for shown, alike in ((["A"], True), (["A", "A"], True), (["B"], False), ([], False)):
+        gpus = [{"uuid": str(number), "name": name} for number, name in enumerate(shown)]
+        job = {**facts, "gpus": gpus, "box_gpus": shown}
+        assert is_planned_machine(plan, job) == alike
 
 
 def test_a_real_group_shows_its_limit_and_counts_its_kills() -> None:

@@ -78,6 +78,44 @@ def test_rows_and_bytes_add_up_by_source() -> None:
     assert meter.totals(skip_steps=1) == ({"host": 2, "own": 3}, {"host": 200, "own": 300})
 
 
+@pytest.mark.parametrize("threads", [1, 3])
+def test_a_long_training_keeps_its_first_and_latest_records_and_all_sums(
+    threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "KEPT_RECORDS", 50)
+    meter, steps = StageMeter(), 6000
+
+    def record(first: int) -> None:
+        for step in range(first, steps, threads):
+            meter.add("gather", step, 1.0)
+            meter.count(step, {"host": 1 + step % 2}, {"host": 8})
+            meter.count_lists(step, {"own": 2}, {"own": 16})
+
+    workers = [threading.Thread(target=record, args=(i,)) for i in range(threads)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    for held in (meter._samples["gather"], meter._counts, meter._lists):
+        assert len(held) < 3 * 50 + threads
+        if threads == 1:
+            numbers = [each[0] for each in held]
+            assert numbers[:50] == list(range(50))
+            assert numbers[-50:] == list(range(steps - 50, steps))
+    assert meter.total("gather") == (steps, float(steps))
+    assert meter.totals() == ({"host": steps * 3 // 2}, {"host": 8 * steps})
+    assert meter.list_totals() == ({"own": 2 * steps}, {"own": 16 * steps})
+    assert meter.stages(skip_steps=10)["gather"].median == 1.0
+
+
+def test_what_is_prolonged_is_in_the_total_once() -> None:
+    meter = StageMeter()
+    meter.add(STEP, 0, 1.0)
+    meter.prolong(STEP, 0, 0.5)
+    assert meter.total(STEP) == (1, 1.5)
+    assert meter.total("gather") == (0, 0.0)
+
+
 def test_measured_steps_discards_ten_and_flags_what_is_too_short() -> None:
     seconds = [9.0] * 10 + [1.0, 2.0, 3.0] * 10
     measured = measured_steps(seconds)

@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch.nn import functional
 
-from gnnplan.runtime import worker
+from gnnplan.runtime import codec, worker
 from gnnplan.runtime.errors import GnnplanError, InputError, PlanError
-from gnnplan.runtime.graph.dataset import Graph
+from gnnplan.runtime.graph.dataset import Graph, write_graph
 from gnnplan.runtime.launch.config import RunConfig
 from gnnplan.runtime.plan.io import load_plan, save_plan
-from gnnplan.runtime.report import TRACED_STEPS, RunReport, load_report
+from gnnplan.runtime.report import REPORT_FILE, TRACED_STEPS, RunReport, load_report
 from gnnplan.runtime.train.evaluate import Score, evaluate
 from gnnplan.runtime.train.recovery import list_checkpoints, newest_name
 from tests.support.plans import make_plan
@@ -157,12 +157,134 @@ def test_the_report_holds_what_the_run_did(
     assert report.test_score > 0.5  # 5 balanced classes: chance is 0.2
 
 
+def test_an_epochs_loss_is_the_mean_over_its_seeds_though_its_last_step_has_one(
+    small_graph: Graph, tmp_path: Path, run_folder: Path
+) -> None:
+    most = len(small_graph.train_idx) - 1
+    make_plan(small_graph, tmp_path / "plan", batch_size=most)
+    report = train(tmp_path / "plan", run_folder, epochs=2)
+    steps = np.reshape(report.losses, (2, 2))
+    assert abs(steps[:, 0] - steps[:, 1]).max() > 0.01
+    expected = (most * steps[:, 0] + steps[:, 1]) / (most + 1)
+    assert [epoch.loss for epoch in report.epochs] == pytest.approx(expected.tolist(), rel=1e-12)
+
+
+def test_a_finished_run_that_goes_on_says_so_and_keeps_its_report(
+    small_graph: Graph, tmp_path: Path, run_folder: Path
+) -> None:
+    plan = tmp_path / "plan"
+    make_plan(small_graph, plan, batch_size=64)
+    first = train(plan, run_folder, epochs=2)
+    files = [folder / REPORT_FILE for folder in (run_folder, plan)]
+    before = [(file.read_bytes(), file.stat().st_ino) for file in files]
+    assert train(plan, run_folder, epochs=2, resume=True) == first
+    assert [(file.read_bytes(), file.stat().st_ino) for file in files] == before
+    said = (run_folder / "events.jsonl").read_text()
+    assert said.count("the run is finished: its 2 epochs are trained, and its report is kept") == 1
+    files[1].unlink()
+    tested = train(plan, run_folder, epochs=1, eval_every=1, resume=True)
+    assert tested.test_score is not None
+    assert replace(first, test_score=tested.test_score) == tested == load_report(plan)
+    more = train(plan, run_folder, epochs=3, resume=True)
+    assert (more.first_step, len(more.losses)) == (10, 5)
+
+
+def test_what_a_run_measured_outlives_its_test(
+    small_graph: Graph, tmp_path: Path, run_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When it goes on it has its test alone to do, and no step to measure."""
+    plan = tmp_path / "plan"
+    make_plan(small_graph, plan, batch_size=64)
+
+    def without_room(*arguments: Any, where: str, **settings: Any) -> Score:
+        if where == "epoch 1, test":
+            raise torch.OutOfMemoryError
+        return evaluate(*arguments, where=where, **settings)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("gnnplan.runtime.train.job.evaluate", without_room)
+        with pytest.raises(torch.OutOfMemoryError):
+            train(plan, run_folder, epochs=2, eval_every=1)
+    ended = load_report(plan)
+    assert (ended.test_score, len(ended.losses), ended.step_seconds.count) == (None, 10, 5)
+    resumed = train(plan, run_folder, epochs=2, eval_every=1, resume=True)
+    assert resumed.test_score is not None
+    assert replace(ended, test_score=resumed.test_score) == resumed == load_report(plan)
+
+
+def test_the_report_of_an_earlier_run_is_not_taken_for_that_of_a_finished_one(
+    small_graph: Graph, tmp_path: Path, run_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second run trains the same, but finds no room for its report."""
+    plan = tmp_path / "plan"
+    make_plan(small_graph, plan, batch_size=64)
+    first = train(plan, run_folder, epochs=2)
+
+    def full(path: Path, text: str) -> None:
+        raise OSError(28, "No space left on device", str(path), text[:0])
+
+    with monkeypatch.context() as patch:
+        patch.setattr(codec, "write_text_atomically", full)
+        with pytest.raises(GnnplanError, match="the report cannot be written"):
+            train(plan, run_folder, epochs=2)
+    assert load_report(run_folder) == first
+    second = train(plan, run_folder, epochs=2, resume=True)
+    assert second.losses == []
+    assert [e.loss for e in second.epochs] == [e.loss for e in first.epochs]
+    assert [e.seconds for e in second.epochs] != [e.seconds for e in first.epochs]
+
+
+def test_splits_without_a_score_cost_no_training_and_are_named_once(
+    tmp_path: Path, run_folder: Path
+) -> None:
+    """Of one no label is known, as of tests that others keep; the other has one kind of label."""
+    graph = write_graph(
+        tmp_path / "graph",
+        name="hidden",
+        indptr=np.arange(31),
+        indices=np.roll(np.arange(30, dtype=np.int32), 1),
+        x=np.random.default_rng(0).standard_normal((30, 3)).astype(np.float32),
+        y=np.array([0, 1] * 10 + [1] * 5 + [-1] * 5),
+        train_idx=np.arange(20),
+        val_idx=np.arange(20, 25),
+        test_idx=np.arange(25, 30),
+        task="binary",
+        num_classes=2,
+    )
+    make_plan(graph, tmp_path / "plan", batch_size=16)
+    report = train(tmp_path / "plan", run_folder, epochs=2, eval_every=1)
+    assert report == load_report(run_folder)
+    assert [epoch.val for epoch in report.epochs] == [None, None]
+    assert report.test_score is None
+    assert report.notes == [
+        "validation has no score: of 5 nodes or links, roc_auc is not defined where all known "
+        "labels are alike",
+        "test has no score: of 5 nodes or links, none of them has a known label",
+    ]
+    resumed = train(tmp_path / "plan", run_folder, epochs=3, eval_every=1, resume=True)
+    assert [epoch.epoch for epoch in resumed.epochs] == [0, 1, 2]
+
+
 def test_max_steps_is_kept(small_graph: Graph, tmp_path: Path, run_folder: Path) -> None:
     make_plan(small_graph, tmp_path / "plan", batch_size=64, sample_threads=1)
     report = train(tmp_path / "plan", run_folder, epochs=100, max_steps=7)
     assert len(report.losses) == 7
     assert [e.steps for e in report.epochs] == [5]
     assert report.ranks[0].stages["sample"].count == 7 - 3  # 3 of 7 discarded
+
+
+def test_steps_in_all_count_those_before_a_run_was_resumed(
+    small_graph: Graph, tmp_path: Path, run_folder: Path
+) -> None:
+    make_plan(small_graph, tmp_path / "plan", batch_size=64)
+    often: dict[str, Any] = {"epochs": 100, "eval_every": 0, "checkpoint_every_steps": 2}
+    train(tmp_path / "plan", run_folder, max_steps=4, **often)
+    for left in (3, 0):  # of the second attempt, and of one after the last step
+        report = train(
+            tmp_path / "plan", run_folder, max_steps=7, steps_in_all=True, resume=True, **often
+        )
+        assert len(report.losses) == left
+    assert len(train(tmp_path / "plan", run_folder, max_steps=2, resume=True, **often).losses) == 2
 
 
 def test_a_loss_that_is_not_finite_stops_the_run(
@@ -186,6 +308,10 @@ def test_another_graph_or_machine_is_refused_unless_forced(
         train(tmp_path / "plan", run_folder)
     report = train(tmp_path / "plan", run_folder, force=True)
     assert any(f"the {what} the plan was made for" in note for note in report.notes)
+    (line,) = load_report(run_folder).forced
+    assert f"expected the {what} the plan was made for" in line
+    make_plan(small_graph, tmp_path / "plan")
+    assert train(tmp_path / "plan", run_folder, force=True).forced == []
 
 
 def test_an_evaluation_that_lacks_room_is_said_once(

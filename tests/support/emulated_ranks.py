@@ -37,7 +37,7 @@ from gnnplan.runtime.report import RunReport, load_report
 from tests.emulated.modes import Mode
 from tests.support.emulated import emulated_machine
 from tests.support.fullgraph_plans import sent_bytes
-from tests.support.plans import with_rows
+from tests.support.plans import with_rows, with_sparse_rows
 from tests.support.ranks import free_port, run_on_ranks
 
 EPOCHS = 2
@@ -65,7 +65,14 @@ def make_graph(folder: Path, kind: str = "nodes") -> Graph:
     )  # fmt: skip
     if kind == "nodes":
         return made
-    return with_rows(made, folder, convert_rows(np.array(made.x), BFLOAT16))
+    x = np.array(made.x)
+    if kind == "sparse":
+        return with_sparse_rows(made, folder)
+    if kind == "halves":
+        return with_rows(made, folder, convert_rows(x, BFLOAT16))
+    weight = np.random.default_rng(4).uniform(0.1, 3.0, made.num_edges).astype(np.float32)
+    weight[::10] = 0
+    return with_rows(made, folder, x, edge_weight=weight)
 
 
 def plan_mode(mode: Mode, graph: Graph, folder: Path) -> Plan:

@@ -45,10 +45,16 @@ def furnish(service: Service, graph: Graph, folder: Path) -> dict[str, list[str]
 
 
 def keep_plan(
-    service: Service, graph: Graph, folder: Path, seed: int = 0, *, ranks: int = 1
+    service: Service,
+    graph: Graph,
+    folder: Path,
+    seed: int = 0,
+    *,
+    ranks: int = 1,
+    model: str = "sage",
 ) -> str:
     """Make a plan in a folder that is not there yet, and keep it; returns its id."""
-    made = make_plan(graph, folder, seed=seed, ranks=ranks)
+    made = make_plan(graph, folder, seed=seed, ranks=ranks, model=model)
     final = service.storage.catalogue.plan_folder(made.plan_id)
     final.parent.mkdir(parents=True, exist_ok=True)
     folder.rename(final)

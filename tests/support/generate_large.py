@@ -17,8 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gnnplan.runtime.graph.dataset import Graph, commit_dataset
-from gnnplan.runtime.graph.generate import check_sizes
-from gnnplan.runtime.graph.generate_draws import GRAPH500, split_nodes
+from gnnplan.runtime.graph.generate_draws import GRAPH500, check_sizes, split_nodes
 from gnnplan.runtime.graph.staging import Staging, refuse_occupied, refuse_unwritable
 
 BLOCK_BYTES = 1 << 30
@@ -69,7 +68,7 @@ def generate_rmat_topology(
         DatasetError: impossible sizes, a dataset is there, or the folder cannot be written.
     """
     refuse_occupied(folder, overwrite=overwrite)
-    check_sizes(num_nodes, degree, feature_dim, num_classes)
+    check_sizes(num_nodes, degree, feature_dim, num_classes, in_memory=False)
     parts = Path(f"{folder}.parts")
     num_pairs = max(1, round(num_nodes * degree / 2))
     blocks = max(1, -(-8 * num_pairs // block_bytes))

@@ -1,5 +1,6 @@
 """Plans for tests, written without the planner: what the runtime needs, and no prediction."""
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -7,9 +8,10 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from gnnplan.runtime import codec
 from gnnplan.runtime.device import machine_fingerprint
 from gnnplan.runtime.features.location import encode
-from gnnplan.runtime.graph.dataset import Graph, write_graph
+from gnnplan.runtime.graph.dataset import Graph, SparseFeatures, open_graph, write_graph
 from gnnplan.runtime.plan.io import save_plan
 from gnnplan.runtime.plan.schema import (
     Certificate,
@@ -31,14 +33,34 @@ from gnnplan.runtime.plan.schema import (
 )
 
 
-def with_rows(graph: Graph, folder: Path, x: NDArray[Any]) -> Graph:
-    """Write a graph of nodes anew, with other rows."""
+def with_rows(graph: Graph, folder: Path, x: NDArray[Any] | None, **more: Any) -> Graph:
+    """Write a graph of nodes anew, with other rows, and more arrays."""
     names = ("indptr", "indices", "y", "train_idx", "val_idx", "test_idx")
     arrays: dict[str, Any] = {name: np.array(getattr(graph, name)) for name in names}
     return write_graph(
         folder, name=folder.name, x=x, task="multiclass", num_classes=graph.num_classes,
-        overwrite=True, **arrays,
+        overwrite=True, **arrays, **more,
     )  # fmt: skip
+
+
+def with_sparse_rows(graph: Graph, folder: Path) -> Graph:
+    """Write a graph of nodes anew, with its rows in sparse form."""
+    nodes, width = graph.num_nodes, graph.feature_dim
+    rows = SparseFeatures(
+        indptr=np.arange(nodes + 1) * width, indices=np.tile(np.arange(width), nodes),
+        data=np.array(graph.x, np.float32).ravel(),
+    )  # fmt: skip
+    return with_rows(graph, folder, None, x_csr=rows, feature_dim=width)
+
+
+def with_half_tables(graph: Graph, folder: Path) -> Graph:
+    """Write a typed graph anew, with its tables of features rounded to float16."""
+    shutil.copytree(graph.path, folder)
+    for name, table in graph.x_by_type.items():
+        np.save(folder / f"x_{name}.npy", table.astype(np.float16))
+    meta = replace(graph.meta, feature_dtype="float16", fingerprint="")
+    (folder / "graph.json").write_text(codec.dumps(meta))
+    return open_graph(folder)
 
 
 def change_strategy(plan: Plan, folder: Path, **fields: Any) -> Plan:

@@ -120,7 +120,9 @@ class Backend(ABC):
             rows=placed.ranks[rank],
             row_bytes=row_bytes(request.graph),
             sampler=request.sampler,
+            user_parameters=request.user_sampler.parameters,
             every_hop=request.every_hop,
+            sparse=request.sparse,
             captured_bytes=captured_bytes(request, candidate),
             workload=request.workload,
         )

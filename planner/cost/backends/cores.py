@@ -1,5 +1,6 @@
 """Price ranks on the cores of a host: stage times, memory and traffic."""
 
+import functools
 from dataclasses import dataclass, replace
 
 from gnnplan.planner.candidate import Candidate, PlacedRows
@@ -11,9 +12,13 @@ from gnnplan.planner.cost.backends.backend import (
     time_to_start,
     timing_of,
 )
-from gnnplan.planner.cost.memory import core_parts, memory_use, peer_bytes
-from gnnplan.planner.cost.rank_times import RankTimes, RankWork, StageTime
+from gnnplan.planner.cost.backends.gpu_lanes import step_compute
+from gnnplan.planner.cost.graph_memory import host_parts, node_parts
+from gnnplan.planner.cost.memory import ID_BYTES, core_parts, memory_use, peer_bytes
+from gnnplan.planner.cost.rank_times import DeviceTimes, RankTimes, RankWork, StageTime
 from gnnplan.planner.cost.rates import (
+    INDEX_BYTES,
+    INDPTR_BYTES,
     MachineTable,
     Rate,
     core_rates_words,
@@ -42,13 +47,20 @@ from gnnplan.planner.cost.stages.gather import (
     gather_table,
     row_rate,
 )
+from gnnplan.planner.cost.stages.gather_gpu import copy_seconds_per_byte
+from gnnplan.planner.cost.stages.host import start_seconds
 from gnnplan.planner.cost.stages.sample import sample_seconds
-from gnnplan.planner.machine.model import MachineModel
+from gnnplan.planner.machine.model import MachineModel, Table
 from gnnplan.planner.workload import BatchProfile, LoopOverhead, ModelTiming, ProcessCost, Spread
 from gnnplan.runtime.plan.schema import MemoryUse
 from gnnplan.runtime.sampling.registry import is_layerwise, sampler_or_unknown
 from gnnplan.runtime.stages import Stage
 
+LOADING = (MachineTable.SAMPLE_EDGE, MachineTable.SAMPLE_VERTEX, MachineTable.MAPPED_GATHER)
+"""Tables of cores that draw and gather what lies on the host."""
+FLOAT_BYTES = 4
+BLOCK_COPIES = 2
+"""Copies of a block to a GPU: the ends of its rows, and its edges."""
 NO_OVERHEAD = LoopOverhead(seeds=0.0, labels=0.0, between=0.0)
 
 
@@ -100,6 +112,7 @@ class CoresBackend(Backend):
         del rank
         process = request.profile.process or ProcessCost(start_seconds=0.0, resident_bytes=0)
         parts = core_parts(candidate, request.graph, batch, process)
+        parts |= node_parts(request, candidate)
         if reads_peers:
             parts["rows of peers"] = peer_bytes(candidate, batch, row_bytes(request.graph))
         return parts
@@ -110,13 +123,12 @@ class CoresBackend(Backend):
         """Hold the ranks' parts against the host's memory, which they share."""
         return memory_use(
             parts,
-            request.graph,
+            host_parts(request, candidate),
             placed,
             row_bytes(request.graph),
             request.machine,
             request.budgets,
             launcher_bytes=request.launcher_bytes,
-            mapped_topology=candidate.topology.policy != "partitioned",
         )
 
     def link_bytes(
@@ -147,6 +159,54 @@ class CoresBackend(Backend):
             copy_bytes_per_second=table.at(readers=float(candidate.num_ranks)),
             words=f"{known}; derived: bytes over copy bandwidth{first if measured else ''}",
         )
+
+
+def copied_times(work: RankWork) -> RankTimes:
+    """Price a GPU's rank whose batches are drawn and gathered by a core, and copied to it.
+
+    Rows of float32, blocks, seeds and labels cross the links once. A preset of GPUs has the rates
+    of such cores.
+    """
+    machine, candidate, batch, timing = work.machine, work.candidate, work.batch, work.timing
+    known = all(name in machine.tables for name in LOADING)
+    cores = machine if known else machine.with_tables(_rates_of_such_cores())
+    here = replace(work, machine=cores)
+    nothing = _exchanges(here)
+    sample, gather = _sample(here, nothing), _gather(here, nothing).time
+    launch, per_byte = start_seconds(machine), copy_seconds_per_byte(machine, candidate)[work.rank]
+    step = step_compute(machine, candidate, batch, timing)
+    rows = FLOAT_BYTES * work.graph.feature_dim * batch.vertices[-1].mean * per_byte
+    blocks = INDEX_BYTES * sum(each.mean for each in batch.edges)
+    blocks += INDPTR_BYTES * sum(each.mean for each in batch.vertices[:-1])
+    blocks = (blocks + ID_BYTES * batch.vertices[0].mean) * per_byte
+    started = launch * (1 + BLOCK_COPIES * len(batch.edges))
+    over, by_roofline = "derived: copies over the machine's links", "derived: the model's roofline"
+    seconds = {
+        Stage.COPY: (launch + rows, over),
+        Stage.BATCH: (started + blocks + timing.batch_seconds, over),
+        Stage.FORWARD_BACKWARD: (step.forward_backward, by_roofline),
+        Stage.OPTIMIZER: (step.optimizer, by_roofline),
+    }
+    spread = timing.forward_backward.spread
+    derived = {
+        stage: StageTime(seconds=each, spread=spread, provenance=words)
+        for stage, (each, words) in seconds.items()
+    }
+    return RankTimes(
+        stages={Stage.SAMPLE: sample, Stage.GATHER: gather, **derived},
+        device=DeviceTimes(
+            links=rows + blocks, host=launch + started + step.host, compute=step.device
+        ),
+        in_turn=True,
+    )
+
+
+@functools.cache
+def _rates_of_such_cores() -> dict[str, Table]:
+    from gnnplan.planner.probe.presets import LIKE, load_preset  # on use: most plans need none
+
+    tables = load_preset(LIKE).tables
+    return {name: tables[name] for name in LOADING}
 
 
 def _cores(work: RankWork) -> dict[str, int]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 from gnnplan.planner.candidate import Candidate, PlacedRows
 from gnnplan.planner.cost.backends.backend import Backend, Parts, time_to_start
+from gnnplan.planner.cost.backends.cores import copied_times
 from gnnplan.planner.cost.backends.gpu_lanes import (
     GRAPH_STARTS,
     captured_bytes,
@@ -21,17 +22,18 @@ from gnnplan.planner.cost.backends.gpu_lanes import (
     has_lanes,
     step_compute,
 )
-from gnnplan.planner.cost.graph_memory import graph_parts
+from gnnplan.planner.cost.graph_memory import graph_parts, host_parts
 from gnnplan.planner.cost.memory import gpu_memory_use, gpu_parts
 from gnnplan.planner.cost.rank_times import DeviceTimes, RankTimes, RankWork, StageTime
 from gnnplan.planner.cost.rates import MachineTable, Rate
-from gnnplan.planner.cost.request import Request, handed_row_bytes, row_bytes
+from gnnplan.planner.cost.request import Request, handed_row_bytes, held_row_bytes, row_bytes
 from gnnplan.planner.cost.stages.all_reduce import (
     exposed_in_parts,
     gpu_all_reduce,
     gradient_bytes,
 )
 from gnnplan.planner.cost.stages.exchange import hidden_share
+from gnnplan.planner.cost.stages.exchange_gpu import transit_parts
 from gnnplan.planner.cost.stages.gather import gather_seconds
 from gnnplan.planner.cost.stages.gather_gpu import (
     copy_seconds_per_byte,
@@ -55,6 +57,7 @@ from gnnplan.planner.cost.stages.sample import (
     launch_words,
     more_fanouts,
     scan_seconds,
+    unpriced_words,
 )
 from gnnplan.planner.machine.model import MachineModel
 from gnnplan.planner.workload import BatchProfile, GpuLoop, GpuTiming, ModelTiming
@@ -71,7 +74,8 @@ class GpusBackend(Backend):
         timing, candidate = work.timing, work.candidate
         # Loops that were timed have their batches from the host, kernel by kernel.
         timed = None if candidate.shapes is not None and candidate.shapes.drawn else timing.gpu
-        found = _derived_times(work) if timed is None else _timed_times(work, timed)
+        derived = copied_times if work.sparse else _derived_times
+        found = derived(work) if timed is None else _timed_times(work, timed)
         reduced = gpu_reduced(work.machine, candidate, timing)
         slope = timing.slope_seconds(ranks=candidate.num_ranks, threads=candidate.threads.compute)
         stages = {**found.stages, Stage.ALL_REDUCE: StageTime.of(reduced)}
@@ -113,9 +117,11 @@ class GpusBackend(Backend):
         self, request: Request, candidate: Candidate, placed: PlacedRows, parts: list[Parts]
     ) -> dict[str, MemoryUse]:
         """Hold each GPU's parts against its memory, and what hosts map against theirs."""
-        stored = row_bytes(request.graph)
+        held, stored = host_parts(request, candidate), held_row_bytes(request.graph, candidate)
+        moving = transit_parts(request, candidate, placed)
+        parts = [own | more for own, more in zip(parts, moving, strict=True)]
         return gpu_memory_use(
-            parts, candidate, request.graph, placed, stored, request.machine, request.budgets
+            parts, candidate, held, placed, stored, request.machine, request.budgets
         )
 
     def link_bytes(
@@ -329,7 +335,8 @@ def _derived_words(reads: _Reads) -> dict[Stage, str]:
     where = WORDS[candidate.topology.policy]
     return {
         Stage.SAMPLE: f"derived: a batch's edges x transactions over {shared}; topology {where}; "
-        f"{launch_words(candidate, reads.work.sampler)}",
+        f"{launch_words(candidate, reads.work.sampler)}"
+        f"{unpriced_words(reads.work.sampler, reads.work.parameters)}",
         Stage.GATHER: f"derived: rows ({reads.sources}) x lines per row over {shared}{beside}",
         Stage.COPY: f"derived: seeds and labels over {shared}",
         Stage.BATCH: "derived: edge weights over the GPU's bandwidth",

@@ -8,15 +8,16 @@ With n distinct rows of e entries for a hop of the stack, a rank sends per hop
     rows     (8 n/c + 4 e/c) (1 - 1/R)    lengths and columns, as an owner
     handed   (c - 1)(8 n/c + 4 e/c)       to the rest of its process row
 
+(8 e where the sampler reads edge weights, which come with the columns)
+
 between GPUs over the links that join them (`gpu_fetch_times`), else by the tables of processes.
 
 Counts come from the profile's stacks; formulas 4.7 bounds them from above (`link_words`). Plans
 send all stages of a column in one all-to-all, which is never slower than one after another
 (`probability_seconds`).
 
-The formulas at the end count words, a word being one entry on the wire: a column id (the runtime
-sends no values of a graph without weights). There k batches of b seeds are one bulk, with d
-non-zeros per row of A, over p ranks.
+The formulas at the end count words, a word being one entry on the wire: a column id. There k
+batches of b seeds are one bulk, with d non-zeros per row of A, over p ranks.
 
 Source: docs/formulas.md 4.6 to 4.9 [M8], [C15], after Tripathy et al., MLSys 2024.
 """
@@ -29,6 +30,7 @@ import numpy as np
 
 from gnnplan.planner.candidate import Candidate
 from gnnplan.planner.cost.backends.backend import Parts, Wrapper
+from gnnplan.planner.cost.graph_memory import WEIGHT_BYTES, draws_by_weights
 from gnnplan.planner.cost.memory import EDGE_BYTES, HELD, LIST_BYTES, VERTEX_BYTES
 from gnnplan.planner.cost.rank_times import RankTimes, RankWork, StageTime
 from gnnplan.planner.cost.rates import (
@@ -42,7 +44,7 @@ from gnnplan.planner.cost.rates import (
     topology_bytes,
     vertex_rate,
 )
-from gnnplan.planner.cost.request import Request, seeds_per_rank, steps_per_epoch
+from gnnplan.planner.cost.request import Request, sampler_of, seeds_per_rank, steps_per_epoch
 from gnnplan.planner.cost.stages.exchange import all_to_all, collective_table
 from gnnplan.planner.cost.stages.exchange_gpu import exchange_seconds
 from gnnplan.planner.cost.stages.gather_gpu import memory_seconds_per_byte, read_seconds
@@ -72,6 +74,13 @@ class Fetched:
     """Batches of the stack, k c."""
     steps: float
     """Optimiser steps of the stack, k."""
+    values: int = 1
+    """Values of an entry: its column, and its weight where the sampler reads weights."""
+
+    @property
+    def entry_bytes(self) -> int:
+        """Return the bytes of an entry on the wire."""
+        return INDEX_BYTES + (self.values - 1) * WEIGHT_BYTES
 
 
 def fetch_sizes(stack: StackProfile, candidate: Candidate, steps_per_epoch: int) -> Fetched:
@@ -100,7 +109,7 @@ def sent_bytes(found: Fetched, ranks: int, replication: int) -> float:
     rows, total = ranks // replication, 0.0
     for n, e in zip(found.rows, found.entries, strict=True):
         share = n / replication
-        answer = INDPTR_BYTES * share + INDEX_BYTES * e / replication
+        answer = INDPTR_BYTES * share + found.entry_bytes * e / replication
         total += (ID_BYTES * share + answer) * (1 - 1 / rows) + ID_BYTES * (rows - 1)
         total += (replication - 1) * answer
     return total
@@ -151,7 +160,8 @@ def fetched_for(request: Request, candidate: Candidate) -> Fetched:
         raise SettingsError(
             f"expected a profile of stacks of {seeds} seeds, found none; profile the graph again"
         )
-    return fetch_sizes(stack, candidate, steps_per_epoch(request.graph.num_train, work.batch_size))
+    found = fetch_sizes(stack, candidate, steps_per_epoch(request.graph.num_train, work.batch_size))
+    return replace(found, values=1 + draws_by_weights(sampler_of(request.user_sampler, candidate)))
 
 
 def fetch_times(base: RankTimes, work: RankWork, found: Fetched) -> RankTimes:
@@ -183,8 +193,8 @@ def fetch_times(base: RankTimes, work: RankWork, found: Fetched) -> RankTimes:
 
 FETCH_KERNELS, SPREAD_KERNELS = 32, 11
 """Kernels per hop that ask for rows and serve them, and that hand them on in a process row."""
-ASKED_MESSAGES, HANDED_MESSAGES = 4, 2
-"""Exchanges per hop: counts, ids, lengths and columns; lengths and columns handed on."""
+ASKED_MESSAGES, HANDED_MESSAGES = 3, 1
+"""Exchanges per hop beside an entry's values: counts, ids and lengths; lengths handed on."""
 
 
 def gpu_fetch_times(base: RankTimes, work: RankWork, found: Fetched) -> RankTimes:
@@ -197,7 +207,7 @@ def gpu_fetch_times(base: RankTimes, work: RankWork, found: Fetched) -> RankTime
     access = max(read_seconds(machine, candidate, ID_BYTES)["own"])
     kernels = (FETCH_KERNELS + (SPREAD_KERNELS if copies > 1 else 0)) * len(found.rows)
     started = kernels * start_seconds(machine) / found.steps
-    moved = INDEX_BYTES * sum(found.entries) * (2 / copies + COPIES) * near
+    moved = found.entry_bytes * sum(found.entries) * (2 / copies + COPIES) * near
     moved += HASH_READS * sum(found.rows) * access
     # All ranks of a process row draw the same inner hops for all c of them.
     edges, reached = work.batch.edges[:-1], work.batch.vertices[:-2]
@@ -237,10 +247,10 @@ def _gpu_exchange(machine: MachineModel, candidate: Candidate, found: Fetched) -
 
     total, away = 0.0, 1 - copies / ranks
     for n, e in zip(found.rows, found.entries, strict=True):
-        answer = (INDPTR_BYTES * n + INDEX_BYTES * e) / copies
+        answer = (INDPTR_BYTES * n + found.entry_bytes * e) / copies
         asked = (ID_BYTES * n / copies + answer) * away
-        total += slowest(columns, asked, ASKED_MESSAGES)
-        total += slowest(mates, (copies - 1) * answer, HANDED_MESSAGES)
+        total += slowest(columns, asked, ASKED_MESSAGES + found.values)
+        total += slowest(mates, (copies - 1) * answer, HANDED_MESSAGES + found.values)
     return total
 
 
@@ -287,7 +297,7 @@ def grid_parts(candidate: Candidate, graph: GraphRef, found: Fetched) -> dict[st
     """
     share = topology_bytes(graph) * candidate.topology.replication / candidate.num_ranks
     hops = zip(found.rows, found.entries, strict=True)
-    largest = max(INDPTR_BYTES * n + INDEX_BYTES * e for n, e in hops)
+    largest = max(INDPTR_BYTES * n + found.entry_bytes * e for n, e in hops)
     return {
         "topology": round(share) + INDPTR_BYTES * (graph.num_nodes + 1),
         "stack": round(2 * largest),

@@ -14,9 +14,15 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from gnnplan.planner.candidate import Candidate, PlacedRows, RankRows
-from gnnplan.planner.cost.memory import ranks_by_host
+from gnnplan.planner.cost.memory import BatchTail, ranks_by_host
 from gnnplan.planner.cost.rank_times import RankTimes, RankWork, StageTime
 from gnnplan.planner.cost.rates import MachineTable, rate_per_rank
+from gnnplan.planner.cost.request import (
+    Request,
+    handed_row_bytes,
+    row_bytes,
+    seeds_per_rank,
+)
 from gnnplan.planner.cost.stages.gather_gpu import (
     Ground,
     find_routes,
@@ -194,6 +200,71 @@ def peer_way(
         return "mapped"
     mapped, exchanged = max(x.mapped for x in read), max(x.exchanged for x in read)
     return "mapped" if mapped <= exchanged else "exchange"
+
+
+def rows_in_transit(received: float, served: float, stored: int, handed: int) -> int:
+    """Return the bytes of a GPU's buffers for rows that come by way of others, and rows it serves.
+
+    n (8 + s) for n rows of s bytes, with the id of each; n h more for those received where they are
+    handed out in another type, in h bytes.
+
+    >>> rows_in_transit(10, 10, 400, 400), rows_in_transit(10, 0, 208, 400)
+    (8160, 6160)
+    """
+    widened = 0 if stored == handed else handed
+    return round(received * (ID_BYTES + stored + widened) + served * (ID_BYTES + stored))
+
+
+def transit_parts(
+    request: Request, candidate: Candidate, placed: PlacedRows
+) -> list[dict[str, int]]:
+    """Return the bytes of each rank's buffers for exchanged rows of peers, and rows of the disk.
+
+    Of peers as many are served as received. Ranks that share a batch have buffers of their own.
+    """
+    peers, disk = ([r.shares.get(kind, 0.0) for r in placed.ranks] for kind in ("peer", "disk"))
+    if not any(peers) or not _exchanges(request, candidate, placed):
+        peers = [0.0] * len(peers)
+    if candidate.batching != "independent" or not (any(peers) or any(disk)):
+        return [{} for _ in peers]
+    most, sizes = _largest_batch(request, candidate).vertices, _row_sizes(request, candidate)
+    return [
+        {"rows in transit": rows_in_transit(most * (near + far), most * near, *sizes)}
+        for near, far in zip(peers, disk, strict=True)
+    ]
+
+
+def most_in_transit(request: Request, candidate: Candidate, *, disk: bool) -> int:
+    """Return the most bytes that `transit_parts` counts of any placement, with rows on `disk`."""
+    if candidate.batching != "independent":
+        return 0
+    largest = _largest_batch(request, candidate)
+    peers = candidate.cache is None and max(map(len, candidate.cliques), default=1) > 1
+    if peers:
+        mean = largest.vertices / largest.scale
+        every = RankRows(rows={"peer": mean}, working_rows={}, shares={})
+        placed = PlacedRows(policy="", ranks=[every] * candidate.num_ranks, host_rows=0)
+        peers = _exchanges(request, candidate, placed)
+    received = largest.vertices if peers or disk else 0.0
+    served = largest.vertices if peers else 0.0
+    return rows_in_transit(received, served, *_row_sizes(request, candidate))
+
+
+def _row_sizes(request: Request, candidate: Candidate) -> tuple[int, int]:
+    """Return the bytes of a row as it is stored and as it is handed out, without padding."""
+    return row_bytes(request.graph), handed_row_bytes(request, candidate, padded=False)
+
+
+def _exchanges(request: Request, candidate: Candidate, placed: PlacedRows) -> bool:
+    if candidate.loads_ahead:  # batches loaded ahead map rows, since training uses NCCL
+        return False
+    stored = row_bytes(request.graph)
+    return peer_way(request.machine, candidate, placed, stored) == "exchange"
+
+
+def _largest_batch(request: Request, candidate: Candidate) -> BatchTail:
+    seeds = seeds_per_rank(request.workload.batch_size, candidate.num_ranks)
+    return BatchTail.of(request.profile.batch(seeds))
 
 
 def add_peer_exchange(work: RankWork, times: RankTimes) -> RankTimes:

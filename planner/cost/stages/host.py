@@ -20,13 +20,15 @@ tests/planner/cost/stages/test_gpu_launches.py, test_gpu_caches.py and test_shar
 all of them again (DEC-114, DEC-127).
 """
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from gnnplan.planner.candidate import Candidate
 from gnnplan.planner.cost.rates import MachineTable, Rate, measured_collective
 from gnnplan.planner.cost.stages.sample import batch_launches
 from gnnplan.planner.machine.model import MachineModel
-from gnnplan.runtime.sampling.registry import DEFAULT_SAMPLER, sampler_or_unknown
+from gnnplan.runtime.sampling.registry import DEFAULT_SAMPLER, number, sampler_or_unknown
 
 GATHER_STARTS = 3
 """Starts of a gather: its kernel, and the counters' reset and copy."""
@@ -134,7 +136,7 @@ def loader_starts(
     cache = candidate.cache
     return Starts(
         draw=batch_launches(candidate, hops, sampler=sampler, every_hop=every_hop),
-        mix=mix_starts(candidate, hops, sampler),
+        mix=mix_starts(candidate.sampler.parameters, hops, sampler) / candidate.bulk_batches,
         share=float((SHARED_STARTS + ASK_STARTS) * hops * shared),
         gather=GATHER_STARTS,
         cache=0.0 if cache is None else float(CACHE_STARTS[cache]),
@@ -143,9 +145,13 @@ def loader_starts(
     )
 
 
-def mix_starts(candidate: Candidate, hops: int, sampler: str) -> float:
-    """Return what the host starts for a batch's dependent numbers; 0 where they are not."""
-    if candidate.kappa is None or candidate.kappa <= 1:
+def mix_starts(parameters: Mapping[str, float | str], hops: int, sampler: str) -> float:
+    """Return what the host starts for a stack's dependent numbers; 0 where none are mixed.
+
+    Frozen batches, and all of one frozen sample, take the words of one stream as they are.
+    """
+    kappa = number(sampler, parameters, "kappa") if "kappa" in parameters else 1.0
+    if kappa <= 1 or math.isinf(kappa) or parameters.get("dependence") == "frozen":
         return 0.0
     laid = 0 if sampler_or_unknown(sampler).layerwise else LAYOUT_STARTS
     return float((MIX_STARTS + laid) * hops)

@@ -11,6 +11,7 @@ The last batches of a stack get tensors of their own. tests/planner/cost/stages/
 counts them again. That a stack waits for the GPU at every hop is not priced.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gnnplan.planner.candidate import Candidate
@@ -160,6 +161,25 @@ def batch_launches(
         return float(law.alone[0] + law.alone[1] * hops)
     common = law.stack[0] + law.stack[1] * hops + OWN_TENSORS * min(k, candidate.prefetch_depth + 1)
     return common / k + law.each[0] + law.each[1] * hops
+
+
+UNPRICED = ("draws", "form", "over", "variant", "weights")
+"""Parameters that change how a GPU draws beyond what is priced."""
+
+
+def unpriced_words(sampler: str, parameters: Mapping[str, float | str]) -> str:
+    """Say which parameters a GPU's sampling is priced without; empty where there are none.
+
+    >>> unpriced_words("neighbor", {"weights": "graph", "draws": "without-replacement"})
+    '; priced as without weights graph'
+    """
+    usual = sampler_or_unknown(sampler).parameters
+    found = [
+        f"{name} {parameters[name]}"
+        for name in UNPRICED
+        if name in parameters and parameters[name] != usual.get(name)
+    ]
+    return f"; priced as without {', '.join(found)}" if found else ""
 
 
 def launch_words(candidate: Candidate, sampler: str) -> str:

@@ -13,7 +13,7 @@ from gnnplan.runtime.errors import did_you_mean
 from gnnplan.runtime.plan.schema import DYNAMIC
 
 Need = Literal["out_degree", "parts"]
-"""What a policy may look at besides hotness: lists each vertex stands in; a partition's parts."""
+"""What a policy may look at besides hotness: vertices' out-degrees, or a partition's parts."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,14 +30,14 @@ class PlacementPolicy:
     needs: tuple[Need, ...] = ()
     """What it looks at besides hotness; nothing else is computed or handed over."""
     heat_alone: bool = False
-    """Whether vertices of equal hotness are equal to it, so that one can stand for many."""
+    """Whether it looks at hotness alone: one vertex then stands for all of equal hotness."""
     reads_peers: bool = True
     """Whether its devices read rows of each other."""
     auto_turn: int | None = None
     """Turn among those that `auto` tries, counted from 1; None: `auto` does not try it."""
     checks_joint: bool = False
-    """Whether `joint` starts from its placement where that scores better; never where what it
-    needs is not known."""
+    """Whether `joint` tries its placement as a start; not for policies that need parts or degrees,
+    which may be unknown."""
 
 
 PLACEMENT_POLICIES: tuple[PlacementPolicy, ...] = (

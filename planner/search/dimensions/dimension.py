@@ -106,6 +106,8 @@ class ProposalInputs:
     """Optimiser steps of an epoch."""
     whole_lists: frozenset[int] = frozenset()
     """Numbers of GPUs of which each has room for all adjacency lists."""
+    fed_by_cores: bool = False
+    """Whether cores draw and gather the batches of GPUs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -195,9 +197,9 @@ class Dimension(ABC):
         return candidate
 
     def dedup_key(self, candidate: Candidate) -> Candidate:
-        """Return the candidate without what the search decides later.
+        """Leave blank what the search decides later.
 
-        Of candidates with equal keys the search varies only the fastest any further.
+        Of candidates that are then equal, the search goes on with the fastest alone.
         """
         return candidate
 

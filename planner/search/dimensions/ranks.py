@@ -376,7 +376,7 @@ class Cores(Dimension):
         return candidate.hosts
 
     def dedup_key(self, candidate: Candidate) -> Candidate:
-        """Ignore the prefetch depth, which changes time only where batches vary."""
+        """Leave out the prefetch depth, which changes time only where batches vary."""
         return replace(candidate, prefetch_depth=0)
 
     def propose(self, asked: ProposalInputs, base: Candidate | None) -> Iterator[Proposal]:
@@ -478,7 +478,7 @@ class Gpus(Dimension):
         yield self.omit(why)
 
     def dedup_key(self, candidate: Candidate) -> Candidate:
-        """Ignore the prefetch depth."""
+        """Leave out the prefetch depth."""
         return replace(candidate, prefetch_depth=0)
 
     def relax_request(self, request: Request) -> dict[str, Request]:

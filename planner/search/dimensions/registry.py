@@ -10,9 +10,11 @@ A new dimension is a module of this package and its place here.
 """
 
 from collections.abc import Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gnnplan.planner.candidate import Candidate, plain_words
+from gnnplan.planner.errors import SettingsError
+from gnnplan.planner.placement.placement import MAX_DEVICES
 from gnnplan.planner.search.dimensions.batches import Dependence, LocalNeighbours, Stacks
 from gnnplan.planner.search.dimensions.dimension import (
     Dimension,
@@ -61,7 +63,7 @@ def propose_first(asked: ProposalInputs) -> Proposals:
 
     Where the user asks for copies of a topology in parts, such ways alone.
     """
-    starts = propose_from(STARTS, asked, [None])
+    starts = _of_few_ranks(asked, propose_from(STARTS, asked, [None]))
     joined = [propose_from([each], asked, starts.candidates) for each in JOINS]
     every = [starts, *joined]
     candidates = [c for each in every for c in each.candidates]
@@ -77,8 +79,30 @@ def propose_first(asked: ProposalInputs) -> Proposals:
     return Proposals(candidates=candidates, left_out=left_out)
 
 
+def _of_few_ranks(asked: ProposalInputs, starts: Proposals) -> Proposals:
+    """Return the starts without those of more ranks than the codes of rows tell apart.
+
+    Raises:
+        SettingsError: none is left, or hosts have no seed each.
+    """
+    few = [each for each in starts.candidates if each.num_ranks <= MAX_DEVICES]
+    if not few:
+        hosts, seeds = asked.settings.hosts, asked.settings.workload.batch_size
+        least = min((each.num_ranks for each in starts.candidates), default=hosts)
+        wanted = f"{MAX_DEVICES} devices, which a plan's table of rows tells apart"
+        if not starts.candidates:
+            wanted = f"{seeds} hosts (the seeds of a batch)"
+        raise SettingsError(
+            f"expected at most {wanted}, found {least}; ask for fewer --devices or --hosts"
+        )
+    return replace(starts, candidates=few)
+
+
 def propose_more(asked: ProposalInputs, bases: Iterable[Candidate]) -> Proposals:
     """Propose the sampler's choices for the candidates whose ranks work alone."""
+    if asked.fed_by_cores:
+        why = "cores make the GPUs' batches one by one, of sparse features"
+        return Proposals(candidates=[], left_out=[each.omit(why) for each in CHOICES])
     alone = [
         b
         for b in bases

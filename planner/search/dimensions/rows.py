@@ -106,11 +106,11 @@ class FixedRows(RowsDimension):
         return known, memories.room.own_bytes, lists.peers, candidate.partition
 
     def dedup_key(self, candidate: Candidate) -> Candidate:
-        """Ignore the policy."""
+        """Leave the policy blank."""
         return candidate.with_policy("")
 
     def read_shape(self, candidate: Candidate) -> Candidate:
-        """Ignore the policy: one bound holds for all."""
+        """Leave the policy blank: one bound holds for all policies."""
         return candidate.with_policy("")
 
     def place(

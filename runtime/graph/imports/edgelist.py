@@ -2,8 +2,8 @@
 
 A file is the table of edges; a folder holds `edges.*` (or `NAME_edges.*`) and optionally tables of
 nodes, features and labels (`table_folder.py`). Columns are found by name (`inventory.py`), else by
-position: the first two are source and destination, and in a table without a header a third one of
-fractions is the weight.
+position: the first two that may be ids by their names are source and destination, and in a table
+without a header a third one of fractions is the weight.
 
 Without a table of nodes, ids are node numbers; where they are text, negative or have gaps, nodes
 are renumbered and `source_id.npy` keeps the source's ids.
@@ -30,14 +30,18 @@ from gnnplan.runtime.graph.imports.inventory import (
     EDGE_DATA,
     EDGE_ROW,
     EDGE_TYPE,
+    HEADER_PAIRS,
     SRC,
+    TIME,
+    TWO_KINDS,
     WEIGHT,
     Inventory,
     Role,
     column_named,
+    looks_like,
     plain_name,
 )
-from gnnplan.runtime.graph.imports.node_ids import IdIndex
+from gnnplan.runtime.graph.imports.node_ids import IdIndex, clean_ids
 from gnnplan.runtime.graph.imports.node_table import NodeTable
 from gnnplan.runtime.graph.imports.source import ImportOptions, RawGraph, memory_bytes
 from gnnplan.runtime.graph.imports.table_folder import find_tables, read_tables
@@ -45,11 +49,11 @@ from gnnplan.runtime.graph.imports.tables import (
     BLOCK_BYTES,
     Chunk,
     PlainLines,
-    TextLayout,
     as_numbers,
     as_text,
     table_chunks,
 )
+from gnnplan.runtime.graph.imports.text_layout import TextLayout
 from gnnplan.runtime.graph.staging import ArrayWriter
 from gnnplan.runtime.npy import map_npy
 
@@ -220,7 +224,8 @@ class _EdgeReader:
                     if key not in writers:
                         writer = ArrayWriter(self.scratch / f"edges-{key}.npy", dtype)
                         writers[key] = stack.enter_context(writer)
-                    writers[key].append(as_numbers(self.path, values, dtype))
+                    weights = dtype == np.float32
+                    writers[key].append(as_numbers(self.path, values, dtype, weights=weights))
         out: dict[str, NDArray[Any]] = {n: np.empty(0, np.int64) for n in ("src", "dst")}
         for key, writer in writers.items():
             out[NAMES.get(key, key)] = map_npy(writer.path)
@@ -236,10 +241,7 @@ class _EdgeReader:
         return out, ids
 
     def _number(self, src: NDArray[Any], dst: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
-        src, dst = as_text(src), as_text(dst)
-        for ids in (src, dst):
-            if (ids == "" if ids.dtype.kind == "U" else ids != ids).any():
-                raise DatasetError(f"{self.path}: expected an id in each row, found an empty cell")
+        src, dst = (clean_ids(self.path, as_text(ids)) for ids in (src, dst))
         if self.index is not None:
             return self.index.rows(self.path, src), self.index.rows(self.path, dst)
         if "U" in (src.dtype.kind, dst.dtype.kind):
@@ -274,6 +276,7 @@ class _EdgeReader:
                 self.inventory.leave("edge types are whole numbers", name, place=place)
                 continue
             out[key] = name
+        self._note_kinds(chunk, out["src"], out["dst"])
         nameless = all(name == f"c{i}" for i, name in enumerate(chunk))
         if nameless and len(names) > 2 and chunk[names[2]].dtype.kind in "fiub":
             out["third"] = names[2]
@@ -283,6 +286,16 @@ class _EdgeReader:
         left = [name for name in others if name not in out.values()]
         self.inventory.leave_unused(EDGE_DATA, *left, place=place)
         return out
+
+    def _note_kinds(self, chunk: Chunk, src: str, dst: str) -> None:
+        """Say that numbers of two kinds of nodes by their names are read as those of one."""
+        kinds = {plain_name(name).removesuffix("id") for name in (src, dst)}
+        numbers = all(chunk[name].dtype.kind in "iuf" for name in (src, dst))
+        if numbers and self.nodes is None and any(kinds == set(pair) for pair in TWO_KINDS):
+            self.notes.append(
+                f"edges: {src} and {dst} are read as numbers of the same nodes; where each counts "
+                "its own, make them different first, or import a HeteroData"
+            )
 
     def _refuse_shapes(self, chunk: Chunk, names: dict[str, str]) -> None:
         """Refuse lists and other types where an edge has one value."""
@@ -300,9 +313,7 @@ class _EdgeReader:
         if src is not None and dst is not None:
             return {"src": src, "dst": dst}
         if src is None and dst is None:
-            # Saved data frames number their rows in front.
-            skip = len(names) > 2 and plain_name(names[0]) in EDGE_ROW
-            first = names[1:3] if skip else names[:2]
+            first = _first_ends(names)
             return {"src": first[0], "dst": first[1]}
         one = src or dst
         other = next((name for name in names if name != one), "")
@@ -312,6 +323,23 @@ class _EdgeReader:
                 f"among {', '.join(names)!s:.200}; name them src and dst"
             )
         return {"src": src or other, "dst": dst or other}
+
+
+def _first_ends(names: list[str]) -> list[str]:
+    """Return the two columns that are the ends, of columns without usual names for both."""
+    # Saved data frames number their rows in front.
+    kept = names[1:] if len(names) > 2 and plain_name(names[0]) in EDGE_ROW else names
+    plain = [plain_name(name) for name in kept]
+    pair = next((pair for pair in HEADER_PAIRS if set(pair) <= set(plain)), None)
+    if pair is not None:
+        return [name for name, word in zip(kept, plain, strict=True) if word in pair][:2]
+    values = (*WEIGHT, *EDGE_TYPE, *TIME)
+    likely = [
+        name
+        for name, word in zip(kept, plain, strict=True)
+        if word not in values and looks_like(name) in (None, "ids")
+    ]
+    return (likely if len(likely) > 1 else kept)[:2]
 
 
 def _is_sign(values: NDArray[Any]) -> bool:

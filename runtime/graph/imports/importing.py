@@ -81,6 +81,7 @@ def import_graph(
         with _name_source(source, folder):
             check_num_nodes(raw.num_nodes)
             _check_choice(raw, options)
+            raw.name = raw.name or source.resolve().name
             return _convert(raw, staging, scratch, options, report)
 
 

@@ -158,6 +158,7 @@ DST = (
 )  # fmt: skip
 WEIGHT = ("weight", "edgeweight", "weights", "edgeweights")
 EDGE_TYPE = ("type", "edgetype")
+TIME = ("time", "timestamp", "date", "datetime", "year")
 EDGE_ROW = ("id", "edgeid", "eid", *ROW_NAMES)
 """Names of a first column that numbers the edges."""
 FEATURE_ID = ("featureid", "feature", "featid", "featureindex", "col", "column")
@@ -181,11 +182,17 @@ HEADER_PAIRS = (
 )  # fmt: skip
 """Pairs of names, in any order, that make a first line a header though each may be an id."""
 
+TWO_KINDS = (
+    ("user", "item"), ("user", "product"), ("user", "movie"), ("customer", "product"),
+    ("author", "paper"),
+)  # fmt: skip
+"""Pairs of names, with or without id behind them, of which each counts nodes of its own."""
+
 _LOOKS = {
     "a mask": ("mask", "masks"),
     "a split": (
-        "split", "splits", "fold", "folds", "train", "training", "val", "valid", "validation",
-        "test", "testing", "holdout",
+        "split", "splits", "fold", "folds", "kfold", "train", "training", "val", "valid",
+        "validation", "eval", "evaluation", "test", "testing", "holdout",
     ),
     "labels": (
         "label", "labels", "class", "classes", "target", "targets", "category", "categories",
@@ -195,7 +202,7 @@ _LOOKS = {
 }  # fmt: skip
 _JOINED = {
     "a mask": re.compile("mask$"),
-    "a split": re.compile("^(train|val|valid|test)(set|data|flag)$"),
+    "a split": re.compile("^(train|val|valid|eval|test)(set|data|flag)$|^in(train|val|test)$"),
     "labels": re.compile(
         r"^(label|target)|(label|target|class|category)s?$|^class(id|idx|no|name)$|^y\d+$"
     ),

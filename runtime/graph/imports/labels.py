@@ -4,8 +4,8 @@ A model has one output per class. Hashed or coded classes (0 and 2,000,000,000) 
 to k - 1 in rising order, and their own numbers are kept.
 
 A split is a mask (a 0/1 flag per node, of any numeric type) or a list of node ids. An array that is
-named a mask must be one. Another one is a mask only if its values cannot be ids: one per node, all
-0 or 1, so that ids would be repeated.
+named a mask must be one. Another one is a mask only if its values cannot be ids: one per node (of
+each of several splits), all 0 or 1, so that ids or links would be repeated.
 """
 
 from collections.abc import Container
@@ -335,11 +335,11 @@ def split_ids(
         index: number of the split to take.
         splits_first: whether the first axis counts the splits where both are n long.
     """
-    named_mask = "mask" in name.lower()
     if array.dtype.kind not in "fiub":
         raise DatasetError(f"{name}: expected flags or node ids, found values of {array.dtype}")
-    if not named_mask and array.dtype.kind != "b":
-        return _read_list_or_flags(name, array, num_nodes), 1
+    flagged = "mask" in name.lower() or array.dtype.kind == "b" or _can_be_no_ids(array, num_nodes)
+    if not flagged:
+        return _read_ids(name, array, num_nodes), 1
     flags, count = array, 1
     if array.ndim == 2:
         flags, count = _take_split(name, array, num_nodes, index, splits_first)
@@ -365,11 +365,17 @@ def _no_flags(name: str, array: NDArray[Any], num_nodes: int, hint: str = "") ->
     )
 
 
-def _read_list_or_flags(name: str, array: NDArray[Any], num_nodes: int) -> NDArray[np.int64]:
-    if array.shape == (num_nodes,) and num_nodes > 1 and are_flags(array):
-        repeated = len(np.unique(array)) < len(array)
-        if repeated:
-            return np.flatnonzero(array)
+def _can_be_no_ids(array: NDArray[Any], num_nodes: int) -> bool:
+    """Return whether values are flags, one per node of one split or several, with ids repeated."""
+    several = array.ndim == 2 and num_nodes in array.shape
+    if not (several or array.shape == (num_nodes,)) or not are_flags(array):
+        return False
+    if several and array.shape[1] == 2:  # links of two nodes are at most four
+        return num_nodes > 4
+    return len(np.unique(array)) < array.size
+
+
+def _read_ids(name: str, array: NDArray[Any], num_nodes: int) -> NDArray[np.int64]:
     if array.dtype.kind not in "iu":
         raise DatasetError(
             f"{name}: expected integer node ids or one flag of 0 or 1 per node ({num_nodes}), "

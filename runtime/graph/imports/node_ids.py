@@ -22,8 +22,8 @@ from gnnplan.runtime.graph.imports.inventory import (
 )
 from gnnplan.runtime.graph.imports.tables import as_numbers
 
-LEAST_ROWS = 3
-"""Rows from which on a column with each number from 0 to the last row once is no coincidence."""
+LEAST_ROWS = {0: 3, 1: 6}
+"""Rows from which on a column that has each number once, from 0 or from 1 on, is no coincidence."""
 
 
 class IdIndex:
@@ -101,19 +101,28 @@ def choose_ids(path: Path, columns: Mapping[str, NDArray[Any]]) -> str | None:
         return rows
     number = next((name for name, values in columns.items() if _number_rows(values)), None)
     if number is not None:
+        values = columns[number]
         raise DatasetError(
             f"{path}: expected a column of ids by its name, found {number!r:.60} with each number "
-            f"from 0 to {len(columns[number]) - 1} once; name it id, or add a column id"
+            f"from {values.min():.0f} to {values.max():.0f} once; name it id, or add a column id"
         )
     return None
 
 
 def unique_ids(path: Path, ids: NDArray[Any]) -> NDArray[Any]:
-    """Return ids as words or int64; refuse repeated ones."""
-    ids = ids if ids.dtype.kind == "U" else as_numbers(path, ids, np.int64)
+    """Return ids as words or int64; refuse repeated and missing ones."""
+    ids = clean_ids(path, ids)
     if len(np.unique(ids)) != len(ids):
         raise DatasetError(f"{path}: expected a different id in each row, found repeated ids")
     return ids
+
+
+def clean_ids(path: Path, ids: NDArray[Any]) -> NDArray[Any]:
+    """Return ids as words or int64; refuse missing ones."""
+    words = ids.dtype.kind == "U"
+    if (ids == "").any() if words else ids.dtype.kind == "f" and np.isnan(ids).any():
+        raise DatasetError(f"{path}: expected an id in each row, found an empty cell")
+    return ids if words else as_numbers(path, ids, np.int64)
 
 
 def refuse_other_ids(path: Path, columns: Mapping[str, NDArray[Any]]) -> None:
@@ -135,13 +144,14 @@ def _are_ids(values: NDArray[Any]) -> bool:
 
 def _may_number(values: NDArray[Any]) -> bool:
     """Return whether values, perhaps the first of a column, are different numbers of rows."""
-    if values.dtype.kind not in "iu" or len(values) == 0:
+    if values.dtype.kind not in "iuf" or len(values) == 0:
         return False
     # Most columns are told by their range.
     ranged = values.min() >= 0 and values.max() >= len(values) - 1
-    return bool(ranged) and len(np.unique(values)) == len(values)
+    return bool(ranged) and _are_ids(values) and len(np.unique(values)) == len(values)
 
 
 def _number_rows(values: NDArray[Any]) -> bool:
-    enough = len(values) >= LEAST_ROWS
-    return enough and _may_number(values) and int(values.max()) == len(values) - 1
+    """Return whether a column has each number from 0, or from 1, to that of the last row once."""
+    first = int(values.min()) if _may_number(values) else -1
+    return len(values) >= LEAST_ROWS.get(first, np.inf) and values.max() == len(values) - 1 + first

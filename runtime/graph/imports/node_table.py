@@ -37,6 +37,7 @@ from gnnplan.runtime.graph.imports.inventory import (
 from gnnplan.runtime.graph.imports.labels import are_flags, split_ids
 from gnnplan.runtime.graph.imports.node_ids import (
     choose_ids,
+    clean_ids,
     possible_ids,
     refuse_other_ids,
     unique_ids,
@@ -277,7 +278,7 @@ def read_entries(path: Path, inventory: Inventory) -> NodeTable | None:
         if rows is None:
             return None
         names, (node, feature, value) = list(rows), rows.values()
-        known = node
+        known = node = clean_ids(path, node)
         inventory.use(Role.IDS, names[0], place=path.name)
     inventory.use(Role.FEATURES, *names[1:], *names[:1] * (len(names) == 1), place=path.name)
     ids = np.unique(known)
@@ -306,6 +307,8 @@ def _entry_rows(path: Path) -> dict[str, NDArray[Any]] | None:
     rest = [name for name in names if name not in (feature, value)]
     if first is None or feature is None or value is None or len(rest) != 1:
         return None
+    if any(column.ndim > 1 for column in first.values()):
+        return None
     node = rest[0]
     if "ids" not in (looks_like(node), looks_like(feature)):
         return None
@@ -330,6 +333,8 @@ def _json_entries(
         ids = np.array(list(lists))
         ids = ids.astype(np.int64) if all(key.isdecimal() for key in lists) else ids
         flat = np.array(list(itertools.chain.from_iterable(lists.values())))
+        if flat.ndim > 1:
+            raise ValueError("lists of lists")
     if not flat.size:
         raise DatasetError(f"{path}: expected feature numbers, found none")
     node = np.repeat(ids, [len(value) for value in lists.values()])

@@ -42,6 +42,7 @@ from gnnplan.runtime.graph.imports.source import (
     RawFeatures,
     RawGraph,
     check_pairs,
+    count_ends,
     make_features,
 )
 from gnnplan.runtime.graph.imports.tables import as_numbers
@@ -268,7 +269,7 @@ class _Pack:
         self.inventory.use(Role.EDGES, "edges")
         tables = [self.members[n] for n in (*FEATURES, *LABELS) if n in self.members]
         sizes = [len(t) for t in tables if isinstance(t, np.ndarray) and t.ndim]
-        count = sizes[0] if sizes else int(pairs.max(initial=-1)) + 1
+        count = sizes[0] if sizes else count_ends(pairs)
         if not self.options.symmetrise:
             self.notes.append(
                 "edges taken as stored; published packs of this layout name each undirected edge "
@@ -281,7 +282,8 @@ class _Pack:
         out: dict[str, NDArray[Any]] = {}
         for name, role, dtype in EDGE_VALUES:
             if name in self.members:
-                out[name] = as_numbers(self.source / name, self._per_edge(name, count), dtype)
+                values, weights = self._per_edge(name, count), role is Role.WEIGHTS
+                out[name] = as_numbers(self.source / name, values, dtype, weights=weights)
                 self.inventory.use(role, name)
         if data in self.members:
             weights = self._per_edge(data, count)
@@ -290,7 +292,9 @@ class _Pack:
             elif bool((weights == 1).all()):
                 self.inventory.leave("every edge weighs 1", data)
             else:
-                out["edge_weight"] = as_numbers(self.source / data, weights, np.float32)
+                out["edge_weight"] = as_numbers(
+                    self.source / data, weights, np.float32, weights=True
+                )
                 self.inventory.use(Role.WEIGHTS, data)
         return out
 

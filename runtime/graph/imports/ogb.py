@@ -77,8 +77,8 @@ class _Tables:
     def __init__(self, root: Path, raw: Path, scratch: Path) -> None:
         self.root, self.raw, self.scratch = root, raw, scratch
         self.inventory = Inventory()
-        below = [p for name in ("raw", "split", "mapping") for p in (root / name).rglob("*")]
-        found = sorted(p for p in (*root.iterdir(), *below) if p.is_file())
+        ours = scratch.parent  # where the dataset is written within its source
+        found = sorted(p for p in root.rglob("*") if p.is_file() and ours not in p.parents)
         self.inventory.meet(p.relative_to(root).as_posix() for p in found)
         self._count = 0
 
@@ -132,7 +132,12 @@ class _Tables:
             path = folder / f"{stem}.csv.gz"
             if not path.is_file():
                 raise DatasetError(f"{path}: expected the {key} split, found no such file")
-            out[key] = self.read(Role.SPLIT, path, np.int64).reshape(-1)
+            ids = self.read(Role.SPLIT, path, np.int64)
+            if ids.shape[1] > 1:
+                raise DatasetError(
+                    f"{path}: expected a node id per line, found {ids.shape[1]} columns"
+                )
+            out[key] = ids.reshape(-1)
         return out
 
 

@@ -28,6 +28,7 @@ from gnnplan.runtime.graph.imports.inventory import EDGE_DATA, Inventory, Role, 
 from gnnplan.runtime.graph.imports.labels import split_fields, split_ids
 from gnnplan.runtime.graph.imports.serialized import (
     compressed_columns,
+    keeps_order,
     load_torch,
     to_numpy,
     torch_sparse_names,
@@ -41,6 +42,7 @@ from gnnplan.runtime.graph.imports.source import (
     TypedParts,
     check_num_nodes,
     check_pairs,
+    count_ends,
     edge_type_name,
     make_features,
     note_negatives,
@@ -50,6 +52,8 @@ from gnnplan.runtime.graph.imports.tables import as_numbers
 
 LINKS = ("edge_label_index", "pos_edge_label_index")
 """Pairs to predict, also where RandomLinkSplit parts them by label."""
+NEGATIVES = "neg_edge_label_index"
+EDGE_VALUES = ("edge_weight", "edge_attr", "edge_type")
 REASONS = {
     "edge_attr": EDGE_DATA,
     "edge_label_index": "pairs to predict; --task link takes the positive ones for training",
@@ -102,11 +106,12 @@ class _Reader:
         self.fields = {str(k): v for k, v in fields.items() if v is not None}
         self.options = options
         self.inventory = Inventory()
-        self.inventory.meet(self.fields)
         self.notes: list[str] = []
 
     def read(self, parts: list[dict[str, Any]]) -> RawGraph:
         """Return the graph; further parts are those of a split of links."""
+        named = [str(k) for part in parts for k, v in part.items() if v is not None]
+        self.inventory.meet(named)
         features = self._features()
         y = self._take(Role.LABELS, "y")
         edges, implied = self._edges()
@@ -119,7 +124,7 @@ class _Reader:
                 self.inventory.leave("a split of nodes; that of links is taken", *self._masks())
                 split, task, num_splits = links, "link", 1
         node_type = self._take(Role.NODE_TYPES, "node_type")
-        _leave_known(self.inventory, self.fields)
+        _leave_known(self.inventory, named)
         return RawGraph(
             name=self.source.stem,
             num_nodes=num_nodes,
@@ -138,7 +143,7 @@ class _Reader:
         if name not in self.fields:
             return None
         self.inventory.use(role, name)
-        return to_numpy(self.source, name, self.fields[name])
+        return to_numpy(self.source, name, self.fields[name], whole=True)
 
     def _edges(self) -> tuple[EdgeSource, int]:
         """Return the edges, and how many nodes they imply."""
@@ -158,7 +163,7 @@ class _Reader:
             if name in self.fields:
                 self.inventory.leave("the edges are taken from edge_index", name)
         values = self._edge_values(pairs.shape[1])
-        return array_edges(pairs[0], pairs[1], **values), int(pairs.max(initial=-1)) + 1
+        return array_edges(pairs[0], pairs[1], **values), count_ends(pairs)
 
     def _adjacency(self, name: str) -> tuple[EdgeSource, int]:
         """Return the edges of a square matrix: row v of adj_t holds the in-neighbours of v."""
@@ -171,9 +176,15 @@ class _Reader:
         check_csc_ends(path, indptr, len(indices))
         check_monotone(path, indptr)
         self.inventory.use(Role.EDGES, name)
-        values = self._edge_values(len(indices))
+        transposed, beside = name == "adj", [n for n in EDGE_VALUES if n in self.fields]
+        if keeps_order(self.fields[name], transposed=transposed):
+            beside = []
+        self.inventory.leave(f"of edges whose order {name} does not tell; save edge_index", *beside)
+        values = {} if beside else self._edge_values(len(indices))
         if weights is not None and "edge_weight" not in values and not (weights == 1).all():
-            values["edge_weight"] = as_numbers(self.source / name, weights, np.float32)
+            values["edge_weight"] = as_numbers(
+                self.source / name, weights, np.float32, weights=True
+            )
             self.notes.append(f"edge weights: the values of {name}")
         return csc_edges(indptr, indices, **values), shape[0]
 
@@ -186,7 +197,7 @@ class _Reader:
         ):
             if name not in self.fields:
                 continue
-            array = to_numpy(self.source, name, self.fields[name])
+            array = to_numpy(self.source, name, self.fields[name], whole=name == "edge_type")
             if array.ndim == 2 and array.shape[1] == 1:
                 array = array[:, 0]
             if name == "edge_attr" and array.ndim != 1:
@@ -198,7 +209,8 @@ class _Reader:
                     f"{self.source}: expected {name} with one value per edge ({num_edges}), "
                     f"found shape {list(array.shape)}"
                 )
-            out[key] = as_numbers(self.source / key, array, dtype)
+            weights = role is Role.WEIGHTS
+            out[key] = as_numbers(self.source / key, array, dtype, weights=weights)
             self.inventory.use(role, name)
         return out
 
@@ -247,8 +259,8 @@ class _Reader:
             pairs = to_numpy(self.source, name, fields[name])
             check_pairs(self.source, name, pairs)
             pairs = pairs.T
-            others = fields.get("neg_edge_label_index")
-            negatives += 0 if others is None else int(others.shape[-1])
+            if (others := fields.get(NEGATIVES)) is not None:
+                negatives += to_numpy(self.source, NEGATIVES, others).size // 2
             if name == LINKS[0] and fields.get("edge_label") is not None:
                 label = to_numpy(self.source, "edge_label", fields["edge_label"])
                 if label.shape != (len(pairs),):
@@ -320,7 +332,7 @@ class _TypedReader:
                 parts.tables[name] = _features(self.source, fields["x"])
                 self.inventory.use(Role.FEATURES, "x", place=name)
             if "y" in fields:
-                parts.y[name] = to_numpy(self.source, f"y of {name}", fields["y"])
+                parts.y[name] = to_numpy(self.source, f"y of {name}", fields["y"], whole=True)
                 self.inventory.use(Role.LABELS, "y", place=name)
                 parts.split[name], count = self._split(name, parts.counts[name])
                 num_splits = max(num_splits, count)
@@ -349,11 +361,16 @@ class _TypedReader:
         if name not in fields:
             return None
         array = to_numpy(self.source, name, fields[name])
+        if array.ndim == 0 or len(array) != length:
+            raise DatasetError(
+                f"{self.source}: expected {name} of {place} with one row per edge ({length}), "
+                f"found shape {list(array.shape)}"
+            )
         if array.size != length:
             self.inventory.leave(f"several values per edge: {EDGE_DATA}", name, place=place)
             return None
         self.inventory.use(Role.WEIGHTS, name, place=place)
-        return as_numbers(self.source / name, array.reshape(-1), np.float32)
+        return as_numbers(self.source / name, array.reshape(-1), np.float32, weights=True)
 
     def _count(self, name: str, pairs: dict[EdgeKey, NDArray[Any]]) -> int:
         """Return how many nodes of a type there are: as said, by rows, or by the edges' ends."""
@@ -363,10 +380,10 @@ class _TypedReader:
             with refuse_unreadable(self.source, f"num_nodes of {name} as an integer"):
                 return int(fields["num_nodes"])
         for field in ("x", "y"):
-            if field in fields:
+            if getattr(fields.get(field), "ndim", 0):
                 return len(fields[field])
         ends = [
-            int(found[row].max(initial=-1)) + 1
+            count_ends(found[row])
             for key, found in pairs.items()
             for row in (0, 1)
             if key[2 * row] == name
@@ -444,7 +461,8 @@ def _fields(source: Path, value: Any) -> dict[str, Any]:
 def _features(source: Path, x: Any) -> RawFeatures:
     import torch
 
-    if isinstance(x, torch.Tensor) and x.layout in (torch.sparse_coo, torch.sparse_csr):
+    compressed = (torch.sparse_csr, torch.sparse_csc)
+    if isinstance(x, torch.Tensor) and x.layout in (torch.sparse_coo, *compressed):
         with refuse_unreadable(source, "x as a sparse tensor of two axes"):
             import scipy.sparse as sp
 

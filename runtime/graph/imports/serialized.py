@@ -24,6 +24,8 @@ from gnnplan.runtime.errors import DatasetError
 from gnnplan.runtime.graph.format import check_range, one_line, refuse_unreadable
 from gnnplan.runtime.graph.imports.source import check_num_nodes
 
+BFLOAT16_DIGITS = 8
+"""Binary digits of a value."""
 Columns = tuple[NDArray[np.int64], NDArray[Any], NDArray[Any] | None, tuple[int, int]]
 """Pointers, indices, values (None: all are 1) and shape of a sparse matrix."""
 
@@ -86,8 +88,11 @@ def _refuse_packed(path: Path) -> None:
         )
 
 
-def to_numpy(path: Path, name: str, value: Any) -> NDArray[Any]:
-    """Return a dense tensor or an array as an array, bfloat16 as float32."""
+def to_numpy(path: Path, name: str, value: Any, *, whole: bool = False) -> NDArray[Any]:
+    """Return a dense tensor or an array as an array, bfloat16 as float32.
+
+    `whole` refuses bfloat16 so large that one value stands for several whole numbers.
+    """
     import torch
 
     if isinstance(value, np.ndarray):
@@ -98,6 +103,11 @@ def to_numpy(path: Path, name: str, value: Any) -> NDArray[Any]:
         plain = value.detach()
         if plain.dtype == torch.bfloat16:
             plain = plain.float()
+            if whole and bool((plain.abs() >= 2**BFLOAT16_DIGITS).any()):
+                raise DatasetError(
+                    f"{path}: expected {name} of which no digit is lost, found bfloat16 of "
+                    f"{2**BFLOAT16_DIGITS} and more; save it as integers"
+                )
         return plain.numpy()
 
 
@@ -149,6 +159,19 @@ def compressed_columns(path: Path, name: str, value: Any, *, transposed: bool) -
         indices = table.row_indices() if transposed else table.col_indices()
         shape = (columns, rows) if transposed else (rows, columns)
         return pointers.numpy().astype(np.int64), indices.numpy(), table.values().numpy(), shape
+
+
+def keeps_order(value: Any, *, transposed: bool) -> bool:
+    """Tell whether `compressed_columns` returns a matrix's entries in the order of the matrix."""
+    import torch
+
+    if isinstance(value, TorchSparse):
+        return True
+    if value.layout != torch.sparse_coo:
+        return value.layout == (torch.sparse_csc if transposed else torch.sparse_csr)
+    place = value._indices().flip(0) if transposed else value._indices()
+    key = place[0] * int(value.shape[1 - transposed]) + place[1]
+    return bool((key[1:] > key[:-1]).all())
 
 
 def _torch_sparse(path: Path, storage: TorchSparse) -> Columns:

@@ -71,10 +71,14 @@ class ImportOptions:
                     f"{did_you_mean(str(value), allowed)}"
                 )
         parse_feature_choice(self.features)
-        if min(self.random_split) < 0 or sum(self.random_split) > 1 + 1e-9:
+        split = self.random_split
+        if len(split) != 3 or not all(0 <= share <= 1 for share in split) or sum(split) > 1 + 1e-9:
             raise DatasetError(
-                f"random_split: expected shares that add up to at most 1, found {self.random_split}"
+                f"random_split: expected three shares that add up to at most 1, found {split}"
             )
+        for key in ("seed", "feature_dim", "split_index"):
+            if getattr(self, key) < 0:
+                raise DatasetError(f"{key}: expected 0 or more, found {getattr(self, key)}")
 
     @property
     def draws(self) -> bool:
@@ -252,7 +256,11 @@ class TypedParts:
     def _read(
         self, number: int, key: EdgeKey, start: int, first: tuple[int, int], back: bool
     ) -> Chunk:
-        """Return the edges of a type from `start` on; `back`, their reverses, without loops."""
+        """Return one chunk of the edges of a type, from number `start` on.
+
+        With `back` each edge is turned around, and self-loops, which stay what they are, are left
+        out.
+        """
         part = slice(start, start + CHUNK_EDGES)
         src, dst = (row.astype(np.int64) for row in self.pairs[key][:, part])
         length = len(src)
@@ -319,6 +327,10 @@ class TypedParts:
                 f"{self.source}: expected y of {name} with one row per node "
                 f"({self.counts[name]}), found shape {list(own.shape)}"
             )
+        if own.dtype.kind not in "fiub":
+            raise DatasetError(
+                f"{self.source}: expected y of {name} as numbers, found values of {own.dtype}"
+            )
         y = np.full((total, *own.shape[1:]), -1, own.dtype if own.dtype.kind in "if" else np.int64)
         y[first : first + len(own)] = own
         return y
@@ -335,6 +347,11 @@ def check_pairs(path: Path, name: str, pairs: NDArray[Any], *, by_row: bool = Fa
             f"{path}: expected {name} of integers {form}, found {pairs.dtype} of shape "
             f"{list(pairs.shape)}"
         )
+
+
+def count_ends(ends: NDArray[Any]) -> int:
+    """Return how many nodes numbered from 0 the ends of edges imply."""
+    return int(ends.max()) + 1 if ends.size else 0
 
 
 def make_features(path: Path, name: str, table: NDArray[Any]) -> RawFeatures:
@@ -360,6 +377,11 @@ def note_negatives(notes: list[str], count: int) -> None:
 
 def check_lengths(raw: RawGraph) -> None:
     """Check that features, labels and node types have one row per node; name all that differ."""
+    if raw.node_type is not None and raw.node_type.ndim != 1:
+        raise DatasetError(
+            f"node types: expected one per node ({raw.num_nodes}), found shape "
+            f"{list(raw.node_type.shape)}"
+        )
     rows = {
         name: len(array)
         for name, array in (("labels", raw.y), ("node types", raw.node_type))

@@ -9,7 +9,8 @@
     NAME.cmty.txt                              communities: a line of node ids each (`edgelist.py`)
 
 Each is .csv, .tsv, .txt, .edges (perhaps with .gz) or .parquet. A table without a column of ids has
-one row per node, in order, which is said.
+one row per node, in order, which is said. Features and labels of edges, such as edge_features.csv,
+are left.
 """
 
 from dataclasses import replace
@@ -21,7 +22,7 @@ from numpy.typing import NDArray
 
 from gnnplan.runtime.errors import DatasetError
 from gnnplan.runtime.graph.dataset import SparseFeatures
-from gnnplan.runtime.graph.imports.inventory import Inventory, Role
+from gnnplan.runtime.graph.imports.inventory import EDGE_DATA, Inventory, Role
 from gnnplan.runtime.graph.imports.node_ids import IdIndex
 from gnnplan.runtime.graph.imports.node_table import NodeTable, read_entries, read_nodes
 from gnnplan.runtime.graph.imports.source import RawFeatures, sparse_features
@@ -53,7 +54,8 @@ def find_tables(folder: Path, inventory: Inventory | None = None) -> dict[str, P
         found["edges"] = _named_as(others, [path for paths in found.values() for path in paths])
     for path in others:
         if path not in found["edges"]:
-            inventory.leave("no table of edges, nodes, features or labels by its name", path.name)
+            reason = "no table of edges, nodes, features or labels by its name"
+            inventory.leave(f"of edges: {EDGE_DATA}" if _is_of_edges(path) else reason, path.name)
     for path in found["communities"][1:]:
         first = found["communities"][0].name
         inventory.leave(f"communities are taken from {first}: move it away", path.name)
@@ -105,13 +107,24 @@ def _stem(path: Path) -> str | None:
 
 def _kind(path: Path) -> str | None:
     stem = _stem(path)
+    key = None
     if stem is None and path.is_file() and path.name.lower().endswith("features.json"):
-        return "features"
-    if stem is None:
-        return None
+        key = "features"
+    elif stem is not None:
+        last = _words(stem)[-1]
+        key = next((key for key, words in WORDS.items() if last in words), None)
+    return None if key in ("features", "labels") and _is_of_edges(path) else key
+
+
+def _words(stem: str) -> list[str]:
     stem = stem.replace("edge_list", "edgelist")
-    last = stem.replace("-", "_").replace(".", "_").split("_")[-1]
-    return next((key for key, words in WORDS.items() if last in words), None)
+    return stem.replace("-", "_").replace(".", "_").split("_")
+
+
+def _is_of_edges(path: Path) -> bool:
+    """Return whether a table's name says that its rows are edges, as edge_features does."""
+    stem = _stem(path) or path.name.lower().removesuffix(".json")
+    return _words(stem)[-2:-1] in (["edge"], ["edges"], ["link"], ["links"])
 
 
 def _join(base: NodeTable, other: NodeTable, scratch: Path, inventory: Inventory) -> NodeTable:

@@ -8,7 +8,6 @@ have none of it pass through untouched. pyarrow is imported on use.
 import io
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +16,15 @@ from numpy.typing import NDArray
 
 from gnnplan.runtime.errors import DatasetError
 from gnnplan.runtime.graph.format import check_range, count_overflows, refuse_unreadable
-from gnnplan.runtime.graph.imports.inventory import (
-    DST,
-    HEADER_PAIRS,
-    MISSING,
-    NODE_ID,
-    ROW_NAMES,
-    SRC,
-    column_named,
-    names_column,
-    plain_name,
+from gnnplan.runtime.graph.imports.inventory import plain_name
+from gnnplan.runtime.graph.imports.text_layout import (
+    BOM,
+    LINE_BYTES,
+    SEPARATOR,
+    TextLayout,
+    open_bytes,
+    refuse_repeated,
+    sniff,
 )
 from gnnplan.runtime.graph.staging import ArrayWriter
 from gnnplan.runtime.npy import map_npy
@@ -36,71 +34,13 @@ Chunk = dict[str, NDArray[Any]]
 and for other types a void (kind V) that nothing reads."""
 ROWS_PER_CHUNK = 1 << 18
 BLOCK_BYTES = 1 << 24
-PARSER_BLOCK_BYTES = 1 << 24
-SAMPLE_LINES = 50
-_BOM = b"\xef\xbb\xbf"
+PARSER_BLOCK_BYTES = LINE_BYTES
 _COMMENT = re.compile(rb"(?m)^[ \t]*[#%][^\n]*(?:\n|\Z)")
 _TOP = re.compile(rb"\A(?:[ \t]*(?:[#%][^\n]*)?\r?\n)+")
-_EMPTY = re.compile(rb"(?m)^[ \t]+\r?(?:\n|\Z)")
 _REMARK = re.compile(rb"(?m)^[ \t]*[#%][ \t]")
-_SEPARATOR = re.compile(rb"(?i)\A\"?sep=([^\w\r\n\"])\"?[ \t]*\r?\n")
-"""First line by which Excel is told the delimiter."""
-_TAKEN = {
-    True: "the names of columns; if it is a row, write a line src,dst above it",
-    False: "a row; if it names the columns, rename them to usual ones (src,dst or id,label)",
-}
 _NO_TAB = re.compile(rb"(?m)^[^\t\n]+$")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TextLayout:
-    """How a text table is written."""
-
-    delimiter: str
-    """Comma, tab, semicolon, what a first line sep=... says, or a blank for any run of blanks and
-    tabs."""
-    columns: list[str]
-    """Names from the header, or c0, c1 ..."""
-    has_header: bool
-    numbers: list[bool]
-    """Whether the first rows of each column are numbers alone."""
-    doubt: str = ""
-    """What the first line was taken for, where that cannot be known."""
-
-
-def sniff(path: Path, header: bool | None = None) -> TextLayout | None:
-    """Find out from its first lines how a text table is written; None where it has no rows."""
-    lines = _sample_lines(path)
-    told = _SEPARATOR.match(f"{lines[0]}\n".encode()) if lines else None
-    lines = lines[1:] if told else lines
-    if not lines:
-        return None
-    delimiter = told[1].decode() if told else _find_delimiter(lines)
-    rows = [_split_cells(line, delimiter) for line in lines]
-    first = rows[0]
-    named, sure = _looks_named(first, rows[1:]) if header is None else (header, True)
-    names = first if named else [f"c{i}" for i in range(len(first))]
-    _refuse_repeated(path, names)
-    data = rows[1:] if named else rows
-    return TextLayout(
-        delimiter=delimiter,
-        columns=names,
-        has_header=named,
-        numbers=[
-            all(i >= len(row) or not row[i] or _is_number(row[i]) for row in data)
-            for i in range(len(names))
-        ],
-        doubt="" if sure else f"({', '.join(first)!s:.80}) is taken for {_TAKEN[named]}",
-    )
-
-
-def _refuse_repeated(path: Path, names: list[str]) -> None:
-    repeated = [name for i, name in enumerate(names) if name in names[:i]]
-    if repeated:
-        raise DatasetError(
-            f"{path}: expected different column names, found several {repeated[0]!r:.60} among "
-            f"{names!s:.120}; rename them"
-        )
+_PADDED_QUOTE = re.compile(rb"(?m)(^|[,;\t]) +(?=\")")
+_GAP = re.compile(rb"\n[ \t\r]*\n")
 
 
 class PlainLines(io.RawIOBase):
@@ -113,11 +53,17 @@ class PlainLines(io.RawIOBase):
         self._blank = layout.delimiter == " "
         self._tab = layout.delimiter == "\t"
         self._numeric = all(layout.numbers[:2])
+        width = len(layout.columns)
+        self._single = width == 1
+        # Of three columns or more, a line of so many tabs is a row of empty cells.
+        row = rb"(?!\t{%d}\r?$)" % (width - 1) if self._tab and width > 2 else b""
+        self._empty = re.compile(rb"(?m)^" + row + rb"[ \t]+\r?(?:\n|\Z)")
         self._stream = open_bytes(path)
         self._rest = b""
         self._ready = memoryview(b"")
         self._first = True
         self._ended = False
+        self._begun = self._gap = False
 
     def readable(self) -> bool:
         """Return True."""
@@ -150,22 +96,41 @@ class PlainLines(io.RawIOBase):
     def _clean(self, block: bytes) -> bytes:
         if self._first and block:
             self._first = False
-            block = _SEPARATOR.sub(b"", block.removeprefix(_BOM))
+            block = SEPARATOR.sub(b"", block.removeprefix(BOM))
             top = _TOP.match(block)
             if top:
                 self.comments += len(_COMMENT.findall(top[0]))
-                block = _SEPARATOR.sub(b"", block[top.end() :])
+                block = SEPARATOR.sub(b"", block[top.end() :])
         if b"#" in block or b"%" in block:
             block = self._without_comments(block)
+        if self._single:
+            self._refuse_gap(block)
         if self._blank:
             return _collapse_blanks(block)
         if self._tab and self._numeric and b" " in block:
             block = re.sub(rb" *\t *", b"\t", block)
             block = re.sub(rb"(?m)^ +| +(?=\r?$)", b"", block)
             block = _NO_TAB.sub(lambda line: re.sub(rb" +", b"\t", line[0]), block)
-        if b" \n" in block or b"\t\n" in block or b" \r" in block:
-            block = _EMPTY.sub(b"", block)
+        if b' "' in block:
+            block = _PADDED_QUOTE.sub(rb"\1", block)
+        if b" \n" in block or b"\t\n" in block or b" \r" in block or b"\t\r" in block:
+            block = self._empty.sub(b"", block)
         return block
+
+    def _refuse_gap(self, block: bytes) -> None:
+        """Refuse an empty line between rows of one cell, for it may be a row or none."""
+        rows = block.strip()
+        if not rows:
+            self._gap = self._gap or (self._begun and b"\n" in block)
+            return
+        at = block.index(rows)
+        above, below = block[:at], block[at + len(rows) :]
+        if self._gap or (self._begun and b"\n" in above) or _GAP.search(rows):
+            raise DatasetError(
+                f"{self._path}: expected a value in each row of its one column, found an empty "
+                "line between rows; write nan where a value is missing, else remove the line"
+            )
+        self._begun, self._gap = True, below.count(b"\n") > 1
 
     def _without_comments(self, block: bytes) -> bytes:
         if self._numeric:
@@ -183,112 +148,12 @@ class PlainLines(io.RawIOBase):
         return block
 
 
-def open_bytes(path: Path) -> Any:
-    """Open a file, unpacked if its name ends in .gz, as a stream of bytes."""
-    import pyarrow as pa
-
-    return pa.input_stream(str(path), compression="gzip" if path.name.endswith(".gz") else None)
-
-
-def _sample_lines(path: Path) -> list[str]:
-    """Read the first lines that are neither empty nor comments."""
-    with refuse_unreadable(path, "a text table"), open_bytes(path) as stream:
-        head = bytes(stream.read(2))
-        if head in (b"\xff\xfe", b"\xfe\xff"):
-            raise DatasetError(f"{path}: expected text in UTF-8, found UTF-16; save it as UTF-8")
-        lines: list[str] = []
-        ended = False
-        block = head
-        while not ended and len(lines) <= SAMPLE_LINES:
-            read = bytes(stream.read(1 << 16))
-            ended = not read
-            block += read
-            whole, newline, block = (block, b"", b"") if ended else block.rpartition(b"\n")
-            text = (whole + newline).removeprefix(_BOM).decode("utf-8")
-            lines += [t for t in text.split("\n") if t.strip() and t.strip()[0] not in "#%"]
-        return [line.rstrip("\r") for line in lines[:SAMPLE_LINES]]
-
-
-def _find_delimiter(lines: list[str]) -> str:
-    found = next((d for d in (",", "\t", ";") if d in lines[0]), " ")
-    if found == "\t":
-        by_tab = [_split_cells(line, "\t") for line in lines]
-        by_blank = [line.split() for line in lines]
-        uneven = len({len(row) for row in by_tab}) > 1 or any("" in row for row in by_tab)
-        numbers = all(_is_number(cell) for row in by_blank[1:] or by_blank for cell in row)
-        if uneven and numbers and len({len(row) for row in by_blank}) == 1:
-            return " "
-    return found
-
-
-def _split_cells(line: str, delimiter: str) -> list[str]:
-    parts = line.split() if delimiter == " " else line.strip(" ").split(delimiter)
-    return [cell.strip().strip('"').strip() for cell in parts]
-
-
 def _collapse_blanks(block: bytes) -> bytes:
     """Leave one blank between cells and none at the ends of lines."""
     block = block.replace(b"\t", b" ").replace(b"\r", b"")
     while b"  " in block:
         block = block.replace(b"  ", b" ")
     return block.replace(b" \n", b"\n").replace(b"\n ", b"\n").removeprefix(b" ").removesuffix(b" ")
-
-
-def _looks_named(first: list[str], rows: list[list[str]]) -> tuple[bool, bool]:
-    """Return whether the first line names the columns, and whether that is sure.
-
-    What separates names from a row: a word over numbers, usual names of columns, and that a name
-    of a column is none of its values. Words over words of which none is usual may be either.
-    """
-    columns = [[row[i] for row in rows if i < len(row)] for i in range(len(first))]
-    numeric = [_are_mostly_numbers(cells) for cells in columns]
-    known = [names_column(cell) for cell in first]
-    if _number_columns(first, columns):
-        return True, True
-    if any(_is_number(cell) for cell in first):
-        named = any(k and n for k, n in zip(known, numeric, strict=True))
-        return named, named or not (any(known) or _count_up(first))
-    plain = {plain_name(cell) for cell in first}
-    ends = column_named(first, SRC) is not None and column_named(first, DST) is not None
-    over = [number for number, cell in zip(numeric, first, strict=True) if cell] + numeric[:1]
-    if ends or any(over) or any(plain >= set(pair) for pair in HEADER_PAIRS):
-        return True, True
-    if any(cell in cells for cell, cells in zip(first, columns, strict=True) if cell):
-        return False, True
-    if any(known):
-        return True, sum(known) >= min(2, len(first))
-    return False, any(cell in row for row in rows for cell in first if cell)
-
-
-def _number_columns(first: list[str], columns: list[list[str]]) -> bool:
-    """Return whether a first line has numbers for names, as saved data frames without names have.
-
-    Before them may stand a name of ids or the empty one of row names; without, rows of fractions
-    tell that it is none of them.
-    """
-    if first and plain_name(first[0]) in (*NODE_ID, *ROW_NAMES):
-        return len(first) > 1 and first[1:] == [str(i) for i in range(len(first) - 1)]
-    return _count_up(first) and any(
-        _is_number(cell) and not cell.isdecimal() for cells in columns for cell in cells
-    )
-
-
-def _count_up(cells: list[str]) -> bool:
-    """Return whether cells count from 0, so many of them that an edge is none."""
-    return len(cells) >= 4 and cells == [str(i) for i in range(len(cells))]
-
-
-def _are_mostly_numbers(cells: list[str]) -> bool:
-    filled = [cell for cell in cells if cell.lower() not in MISSING]
-    return 2 * sum(map(_is_number, filled)) > len(filled)
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
 
 
 def table_chunks(
@@ -308,7 +173,7 @@ def table_chunks(
         notes: gets a line where comments were left out, and where the first line may be names or a
             row.
     """
-    if path.name.endswith(".parquet"):
+    if path.name.lower().endswith(".parquet"):
         yield from _parquet_chunks(path)
         return
     layout = sniff(path, header)
@@ -325,7 +190,7 @@ def table_chunks(
                 break
             yield chunk
     if notes is not None and layout.doubt:
-        notes.append(f"{path.name}: its first line {layout.doubt}")
+        notes.append(f"{path.name}: {layout.doubt}")
     if notes is not None and lines.comments:
         notes.append(f"{path.name}: {lines.comments} comment lines (# or %) left out")
 
@@ -345,8 +210,13 @@ def number_table(path: Path, target: Path, dtype: Any) -> NDArray[Any]:
     return map_npy(target)
 
 
-def as_numbers(path: Path, values: NDArray[Any], dtype: Any) -> NDArray[Any]:
-    """Return a column as numbers of a type; refuse values that the type would change."""
+def as_numbers(
+    path: Path, values: NDArray[Any], dtype: Any, *, weights: bool = False
+) -> NDArray[Any]:
+    """Return a column as numbers of a type; refuse values that the type would change.
+
+    Fractions may be rounded, but `weights` not to 0, which no sampler draws.
+    """
     wanted = np.dtype(dtype)
     if values.dtype.kind not in "fiub":
         raise DatasetError(f"{path}: expected numbers, found {values[:1]!s:.80}")
@@ -370,6 +240,13 @@ def as_numbers(path: Path, values: NDArray[Any], dtype: Any) -> NDArray[Any]:
         raise DatasetError(
             f"{path}: expected numbers that {wanted} holds, found {lost} of {len(values)} beyond "
             f"{np.finfo(wanted).max:.2g}; scale them in the source"
+        )
+    gone = (out == 0) & (values != 0) if weights else np.zeros(0, bool)
+    if gone.any():
+        raise DatasetError(
+            f"{path}: expected edge weights that {wanted} tells from 0, found {int(gone.sum())} of "
+            f"{len(values)} that it does not (the first: {values[gone][0]}); scale them in the "
+            "source"
         )
     return out
 
@@ -421,7 +298,7 @@ def _parquet_chunks(path: Path) -> Iterator[Chunk]:
 
     with refuse_unreadable(path, "a Parquet table"):
         file = pq.ParquetFile(path)
-        _refuse_repeated(path, file.schema_arrow.names)
+        refuse_repeated(path, file.schema_arrow.names)
     with file:
         batches = file.iter_batches(ROWS_PER_CHUNK, use_threads=False)
         while True:

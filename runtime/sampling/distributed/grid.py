@@ -24,7 +24,7 @@ from gnnplan.runtime.sampling.build import BatchSampler
 from gnnplan.runtime.sampling.bulk.bulk import stack_streams
 from gnnplan.runtime.sampling.bulk.product import StackedBlocks, add_layer, stack_seeds, unstack
 from gnnplan.runtime.sampling.checks import RELABEL_BUDGET_BYTES, fits_densely
-from gnnplan.runtime.sampling.choose.layerwise import Method, Numbers, one_row
+from gnnplan.runtime.sampling.choose.layerwise import Method, Numbers, add_squares, one_row
 from gnnplan.runtime.sampling.choose.uniform import UniformRows
 from gnnplan.runtime.sampling.compiled import kernel
 from gnnplan.runtime.sampling.distributed.grid_rows import Exchange, FetchedRows, GridRows, Shard
@@ -274,9 +274,9 @@ def column_squares(rows: GridRows) -> NDArray[np.float64]:
     total = torch.zeros(shard.num_nodes, dtype=torch.float64)
     for block in range(rows.grid.num_rows):
         if block == rows.grid.row:
-            weight = shard.edge_weight
-            squares = 1.0 if weight is None else np.square(weight, dtype=np.float64)
-            np.add.at(total.numpy(), shard.indices, squares)
+            none = np.zeros(0, np.float32)
+            weight = none if shard.edge_weight is None else shard.edge_weight
+            add_squares(shard.indices, weight, total.numpy())
         total = column.broadcast(total, source=block)
     return total.numpy()
 

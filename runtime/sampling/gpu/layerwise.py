@@ -8,15 +8,14 @@ in the order in which the CPU finds them. A single batch is a stack of one. The 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from gnnplan.runtime.features.device_rows import copy_list
-from gnnplan.runtime.sampling.checks import check_layer_sizes, float32_weight
+from gnnplan.runtime.sampling.checks import check_layer_sizes
 from gnnplan.runtime.sampling.choose.layerwise import PATIENCE, Law, Method, Norm, check_boost
 from gnnplan.runtime.sampling.dependent import HopStreams, StreamPolicy
 from gnnplan.runtime.sampling.gpu.choose import row_ends
@@ -70,8 +69,8 @@ class Candidates:
 
     def for_each(self, num_batches: int) -> "Candidates":
         """Return a row per batch: the shared row repeated, or itself."""
-        if not self.shared:
-            return self
+        if not self.shared or num_batches == 1:
+            return replace(self, shared=False)
         count = self.ids.numel()
         numbers = torch.arange(num_batches, device=self.ids.device)
         return Candidates(
@@ -326,8 +325,7 @@ class DeviceLayerwiseSampler(RequestSampler[DeviceBatch]):
         self.num_hops = len(self.sizes)
         self.streams = policy_of(self.law, seed, policy)
         self.edge_ids = edge_ids
-        weight = float32_weight(edge_weight, topology.num_edges)
-        self._weight = copy_list(weight, device) if weight.size else None
+        self._weight = topology.hold_weights(edge_weight, device)
         self._boost = boost
         self._ring = None if boost is None else torch.from_numpy(np.array(boost.ring)).to(device)
         fastgcn = self.law.method is Method.FASTGCN
@@ -423,17 +421,28 @@ class DeviceLayerwiseSampler(RequestSampler[DeviceBatch]):
         return Candidates(ptr, batch, ids, values, shared=False).normalised()
 
     def _whole_graph(self) -> Candidates:
-        """Return FastGCN's one row: sum_s A_ts^2 over the whole graph."""
-        total = self.topology.sum_columns(self._weight, self._squares)
-        ids = torch.nonzero(total).flatten()
-        ptr = torch.tensor([0, ids.numel()], device=self.device)
-        return Candidates(ptr, torch.zeros_like(ids), ids, total[ids], shared=True).normalised()
+        """Return FastGCN's one row: sum_s A_ts^2 over the whole graph.
 
-    def _squares(self, indices: Tensor, weight: Tensor | None) -> Tensor:
-        """Sum the squared entries of each column of some rows."""
-        squares = None if weight is None else weight.to(torch.float64) ** 2
+        No more than what it keeps is held meanwhile: 24 bytes per node.
+        """
+        total = torch.zeros(self.num_nodes, dtype=torch.float64, device=self.device)
+        total = self.topology.sum_columns(self._weight, total, self._add_squares)
+        ids = torch.nonzero(total).flatten()
+        values, ptr = total[ids], torch.tensor([0, ids.numel()], device=self.device)
+        del total
+        values /= segment_sums(ptr, values)
+        return Candidates(ptr, torch.zeros_like(ids), ids, values, shared=True)
+
+    def _add_squares(self, total: Tensor, indices: Tensor, weight: Tensor | None) -> None:
+        """Add the squared entries of some rows to their columns' sums, in a fixed order."""
         columns = indices.to(self.device, torch.int64)
-        return _column_sums(columns, squares, self.num_nodes)
+        if weight is None:  # counts, which are exact in any order
+            total.index_add_(0, columns, torch.ones_like(columns, dtype=torch.float64))
+            return
+        order = torch.argsort(columns, stable=True)
+        found, lengths = torch.unique_consecutive(columns[order], return_counts=True)
+        squares = weight[order].to(torch.float64) ** 2
+        total[found] += segment_sums(row_ends(lengths), squares)
 
     def _prefer_local(self, found: Candidates, hop: int) -> Candidates:
         if self._boost is None or self._ring is None:

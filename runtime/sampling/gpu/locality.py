@@ -13,8 +13,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from gnnplan.runtime.features.device_rows import copy_list
-from gnnplan.runtime.sampling.checks import float32_weight
 from gnnplan.runtime.sampling.dependent import StreamPolicy
 from gnnplan.runtime.sampling.gpu.choose import row_ends
 from gnnplan.runtime.sampling.gpu.hops import AbstractDeviceHops, Drawn, HopDraws
@@ -61,8 +59,7 @@ class DeviceWeightedSampler(AbstractDeviceHops):
         self.draws, self.estimator = Draws(draws), Estimator(estimator)
         self.factor = 1.0 if boost is None else boost.factor
         self._ring = None if boost is None else torch.from_numpy(np.array(boost.ring)).to(device)
-        weight = float32_weight(edge_weight, topology.num_edges)
-        self._weight = copy_list(weight, device) if weight.size else None
+        self._weight = topology.hold_weights(edge_weight, device)
 
     def _draw(self, rows: Tensor, known: list[Tensor], draws: HopDraws) -> Drawn:
         del known

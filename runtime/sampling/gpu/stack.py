@@ -35,7 +35,7 @@ from gnnplan.runtime.sampling.gpu.hops import DeviceBatch, Hop, seeds_on_device
 from gnnplan.runtime.sampling.gpu.neighbor import DeviceNeighborSampler, room
 from gnnplan.runtime.sampling.gpu.relabel import DeviceRelabel
 from gnnplan.runtime.sampling.gpu.rng import StackStreams
-from gnnplan.runtime.sampling.gpu.topology import ALL, DeviceTopology, Source
+from gnnplan.runtime.sampling.gpu.topology import ALL, DeviceTopology, Source, add_parts
 from gnnplan.runtime.sampling.memory import Ledger, StackCutter
 from gnnplan.runtime.sampling.minibatch import Dialect, Request
 
@@ -366,6 +366,14 @@ class GridTopology(DeviceTopology):
             rows.directory, held["indices"], None, None, (0, ALL), (0, 0), counts, widest, rows=rows
         )
 
+    def hold_weights(
+        self, edge_weight: NDArray[np.floating] | None, device: torch.device
+    ) -> Tensor | None:
+        """Return the weights of this rank's edges, which came with its block row."""
+        del edge_weight, device
+        held: Any = self.rows.shard.edge_weight
+        return held
+
     def lists_of(
         self, nodes: Tensor, weight: Tensor | None = None
     ) -> tuple[DeviceTopology, Tensor | None]:
@@ -379,14 +387,14 @@ class GridTopology(DeviceTopology):
         return lists, found.weight
 
     def sum_columns(
-        self, weight: Tensor | None, add: Callable[[Tensor, Tensor | None], Tensor]
+        self, weight: Tensor | None, total: Tensor, add: Callable[[Tensor, Tensor, Any], None]
     ) -> Tensor:
         """Add up the block rows in their order, so that all ranks find the same; collective."""
         del weight
         mine: Any = self.rows.shard
-        own, grid = add(mine.indices, mine.edge_weight), self.rows.grid
-        total = torch.zeros_like(own)
+        grid = self.rows.grid
         for block in range(grid.num_rows):
-            total = total + own if block == grid.row else total
+            if block == grid.row:
+                add_parts(mine.indices, mine.edge_weight, total, add)
             total = grid.column_comm.broadcast(total, source=block)
         return total

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,10 +28,12 @@ from gnnplan.runtime.features.device_rows import (
     torch_dtype,
 )
 from gnnplan.runtime.processor import processor_of
-from gnnplan.runtime.sampling.checks import check_graph
+from gnnplan.runtime.sampling.checks import check_graph, float32_weight
 
 ALL = (1 << 63) - 1
 """Address beyond all of a device's memory."""
+SUMMED_ENTRIES = 1 << 22
+"""Entries whose columns are summed at once: no plan counts a copy of all lists."""
 _PACKED_ENTRIES = 1 << 22
 """Entries of lists that are packed at once, up to the end of the last of these lists."""
 
@@ -163,6 +166,13 @@ class DeviceTopology:
         processor_of(self.counts.device).synchronize()
         return {source: Reads(found[2 * at], found[2 * at + 1]) for at, source in enumerate(Source)}
 
+    def hold_weights(
+        self, edge_weight: NDArray[np.floating] | None, device: torch.device
+    ) -> Tensor | None:
+        """Check the weights of all edges and copy them to the device; None for None."""
+        weight = float32_weight(edge_weight, self.num_edges)
+        return copy_list(weight, device) if weight.size else None
+
     def lists_of(
         self, nodes: Tensor, weight: Tensor | None = None
     ) -> "tuple[DeviceTopology, Tensor | None]":
@@ -178,10 +188,11 @@ class DeviceTopology:
         return positions
 
     def sum_columns(
-        self, weight: Tensor | None, add: Callable[[Tensor, Tensor | None], Tensor]
+        self, weight: Tensor | None, total: Tensor, add: Callable[[Tensor, Tensor, Any], None]
     ) -> Tensor:
-        """Return what `add` makes of all edges' columns and weights."""
-        return add(self.indices, weight)
+        """Let `add` add all edges' columns and weights to `total`, part by part; return that."""
+        add_parts(self.indices, weight, total, add)
+        return total
 
     @property
     def device_bytes(self) -> int:
@@ -189,6 +200,18 @@ class DeviceTopology:
         held = [self.counts, *(t for t in (self.cached, self.addresses) if t is not None)]
         held += [t for t in (self.indptr, self.indices) if t.device == self.counts.device]
         return sum(t.numel() * t.element_size() for t in held)
+
+
+def add_parts(
+    indices: Tensor,
+    weight: Tensor | None,
+    total: Tensor,
+    add: Callable[[Tensor, Tensor, Any], None],
+) -> None:
+    """Let `add` add columns, and their weights, to `total`, `SUMMED_ENTRIES` at once."""
+    for first in range(0, indices.numel(), SUMMED_ENTRIES):
+        part = slice(first, first + SUMMED_ENTRIES)
+        add(total, indices[part], None if weight is None else weight[part])
 
 
 def _check_hot(hot: NDArray[np.integer], num_nodes: int) -> NDArray[np.int64]:

@@ -61,6 +61,8 @@ def one_line(capsys: pytest.CaptureFixture[str]) -> str:
     ("arguments", "words"),
     [
         (["plan", "G", "-o", "P", "--nonsense"], "--nonsense"),
+        (["plan", "G", "-o", ".", *PRESET], "found one that you are in"),
+        (["graph", "generate", "sbm", "."], "found one that you are in"),
         (["frobnicate"], "frobnicate"),
         (["plan", "G", "-o", "P", "--policy", "astrology"], "expected a policy"),
         (["plan", "G", "-o", "P", "--fanouts", "5,5", "--layers", "3"], "expected 3 fan-outs"),
@@ -97,6 +99,11 @@ def one_line(capsys: pytest.CaptureFixture[str]) -> str:
         (["graph", "info", "nowhere"], "nowhere"),
         (["graph", "import", "nowhere", "out"], "nowhere"),
         (["graph", "generate", "sbm", "out", "--nodes", "0"], "nodes"),
+        (["graph", "generate", "sbm", "out", "--seed", "-1"], "--seed"),
+        (["probe", "--seconds", "nan"], "--seconds: expected a number of seconds, found nan"),
+        (["probe", "-o", "."], "expected a file name for -o, found a folder"),
+        (["probe", "-o", "/proc/gnnplan.json"], "expected a file in a folder that can be written"),
+        (["tune", "nowhere", "--seed", "-1"], "--seed: expected 0 or more, found -1"),
     ],
 )
 def test_bad_input_gets_one_line_and_code_2(
@@ -257,6 +264,20 @@ def test_a_damaged_dataset_is_refused_by_info(tmp_path: Path, capsys: pytest.Cap
     np.save(folder / "indices.npy", indices)
     assert main(["graph", "info", str(folder)]) == 2
     assert "10000" in one_line(capsys) or "range" in one_line(capsys)
+
+
+def test_info_lists_files_of_the_user_beside_the_datasets(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    folder = tmp_path / "g"
+    assert main(["graph", "generate", "rmat", str(folder), "--nodes", "500"]) == 0
+    np.save(folder / "words.npy", np.array(["a", None], dtype=object))
+    (folder / "empty.npy").write_bytes(b"")
+    capsys.readouterr()
+    assert main(["graph", "info", str(folder), "--json"]) == 0
+    arrays = json.loads(capsys.readouterr().out)["arrays"]
+    assert arrays["empty.npy"] == {"dtype": "unreadable", "shape": [], "bytes": 0}
+    assert arrays["words.npy"]["dtype"] == "unreadable"
 
 
 def test_doctor_looks_and_reports(capsys: pytest.CaptureFixture[str]):

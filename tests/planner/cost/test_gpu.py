@@ -243,7 +243,8 @@ def test_memory_of_gpus_and_hosts_by_hand():
     assert parts[0]["location table"] == 4_000_000
     keeps = [RankRows(rows={}, working_rows={}, shares={}, own_rows=1000)] * 2
     placed = PlacedRows(policy="x", ranks=keeps, host_rows=500_000)
-    used = gpu_memory_use(parts, chosen, GRAPH, placed, ROW, machine, Budgets(device_bytes=2**30))
+    held, budgets = {"topology": topology}, Budgets(device_bytes=2**30)
+    used = gpu_memory_use(parts, chosen, held, placed, ROW, machine, budgets)
     assert set(used) == {"rank0", "rank1", "host0"}
     assert used["rank0"].parts["own rows"] == 1000 * ROW
     assert used["rank0"].capacity == 2**30
@@ -258,7 +259,7 @@ def test_every_host_has_its_own_memory_use():
         ranks=[RankRows(rows={}, working_rows={}, shares={})] * 8,
         host_rows=1,
     )
-    used = gpu_memory_use([{}] * 8, chosen, GRAPH, placed, ROW, machine, Budgets())
+    used = gpu_memory_use([{}] * 8, chosen, {}, placed, ROW, machine, Budgets())
     assert {"host0", "h1.host0"} <= set(used)
     assert used["host0"].parts["ranks"] == 4 * 3_000_000_000
 

@@ -11,8 +11,10 @@ import torch
 
 from gnnplan.planner.cost.backends.grid import Fetched, grid_parts
 from gnnplan.planner.cost.graph_memory import ADDRESS_BYTES, graph_parts
+from gnnplan.planner.cost.memory import Budgets
+from gnnplan.planner.cost.request import handed_row_bytes, held_row_bytes
 from gnnplan.planner.pipeline import graph_ref
-from gnnplan.planner.placement.place import capacity
+from gnnplan.planner.placement.place import Capacity, capacity
 from gnnplan.planner.probe.presets import load_preset
 from gnnplan.runtime.graph.dataset import Graph, is_typed, types_of, write_graph
 from gnnplan.runtime.graph.generate import generate_links, generate_typed
@@ -23,11 +25,12 @@ from gnnplan.runtime.sampling.registry import SAMPLERS
 from tests.planner.cost.by_hand import NODES as NODES_BY_HAND, request
 from tests.support.candidates import candidate_of_ranks
 from tests.support.locations import cached_arrays
-from tests.support.plans import make_plan
+from tests.support.plans import make_plan, with_rows
 from tests.support.profiles import batch_profile
 
 pytest.importorskip("triton")
 
+from gnnplan.runtime.features.device_rows import padded_rows
 from gnnplan.runtime.loader.device import DeviceBatchStage, DeviceSampleStage
 
 NODES, DEGREE = 300, 4
@@ -76,6 +79,9 @@ PLANS: dict[str, tuple[str, dict[str, Any], set[str]]] = {
     "replicated": ("plain", REPLICATED, set()),
     "cached": ("plain", CACHED, set()),
     "in parts": ("plain", IN_PARTS, set()),
+    "in parts by weights": (
+        "plain", {**IN_PARTS, **sampled_by("ladies", weights="graph")}, {"edge weights"},
+    ),
     "links": ("links", {}, set()),
     "typed": ("typed", {"model": "rgcn"}, set()),
     "typed, replicated": ("typed", {"model": "rgcn", **REPLICATED}, set()),
@@ -178,6 +184,41 @@ def test_predicted_bytes_are_those_that_are_held(
     spare = ADDRESS_BYTES if name == "cached" else 0
     assert sum(parts.values()) == found + spare
     assert (found == 0) == (name == "las that changes")
+
+
+@pytest.mark.parametrize(("dtype", "width"), [(np.float16, 75), (np.float32, 5), (np.float32, 8)])
+def test_rows_take_the_whole_words_that_are_counted(
+    dtype: Any, width: int, graphs: dict[str, Graph], tmp_path: Path, kernel_device: torch.device
+) -> None:
+    x = np.ones((NODES, width), dtype)
+    graph = with_rows(graphs["plain"], tmp_path / "graph", x)
+    make_plan(graph, tmp_path / "plan", fanouts=[3, 2], batch_size=20, own_rows=40)
+    loader = PlannedLoader(tmp_path / "plan", graph, device=kernel_device, on_device=True)
+    alone, asked = candidate_of_ranks(gpus=["gpu0"]), replace(request(), graph=graph_ref(graph))
+    each = held_row_bytes(asked.graph, alone)
+    held = {
+        source.kind: source.table.untyped_storage().nbytes()
+        for source in loader.store._table.sources.values()  # type: ignore[attr-defined]
+    }
+    loader.close()
+    assert held == {"own": 40 * each, "host": NODES * each}
+    batch = padded_rows(20, width, torch.float32)
+    assert batch.untyped_storage().nbytes() == 20 * handed_row_bytes(asked, alone)
+
+
+def test_rows_are_placed_as_far_as_whole_words_have_room() -> None:
+    graph = replace(request().graph, feature_dim=75, feature_dtype="float16")
+    alone = candidate_of_ranks(gpus=["gpu0"])
+    asked = replace(request(load_preset("siton")), graph=graph)
+
+    def room(device_bytes: int) -> Capacity:
+        limited = replace(asked, budgets=Budgets(device_bytes=device_bytes))
+        return capacity(limited, alone, shared_host=True)
+
+    much = 4 << 30  # of which a twentieth is the allocator's
+    few = room(much - round((room(much).own_bytes - 8_000_000) / 0.95))
+    assert few.own_bytes == pytest.approx(8_000_000, abs=2)
+    assert few.own_rows == few.own_bytes // 160
 
 
 def test_a_grid_keeps_its_share_of_weights_and_shared_batches_all_owners() -> None:

@@ -1,9 +1,12 @@
 """Memory of ranks and hosts, added up by hand."""
 
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from gnnplan.planner.cost.graph_memory import host_parts, node_parts
 from gnnplan.planner.cost.memory import (
     batch_bytes,
     model_bytes,
@@ -13,9 +16,19 @@ from gnnplan.planner.cost.memory import (
     tail,
 )
 from gnnplan.planner.cost.model import predict
+from gnnplan.planner.cost.request import Request
 from gnnplan.planner.errors import PlanDoesNotFit
+from gnnplan.planner.pipeline import graph_ref
 from gnnplan.planner.workload import Spread
+from gnnplan.runtime.comm.collectives import Communicator
+from gnnplan.runtime.graph.dataset import Graph, types_of
+from gnnplan.runtime.graph.generate import generate_typed
+from gnnplan.runtime.loader.loader import PlannedLoader
+from gnnplan.runtime.plan.schema import Sampler
+from gnnplan.runtime.sampling.build import build_sampler
 from tests.planner.cost.by_hand import BATCH, GRAPH, NODES, candidate, price, request, rows
+from tests.support.inprocess import run_in_process
+from tests.support.plans import make_plan
 
 
 def test_memory_parts_add_up_by_hand() -> None:
@@ -75,6 +88,78 @@ def test_no_more_batches_are_alive_than_an_epoch_has() -> None:
     # Two ahead and the one in use; an epoch of two steps never has three, and one of one only one.
     alive = [batches(num_train, 1) for num_train in (10_000, 3 * BATCH, 2 * BATCH, BATCH)]
     assert alive == pytest.approx([3 * alone, 3 * alone, 2 * alone, alone], abs=2)
+
+
+def typed_request(graph: Graph) -> Request:
+    """A request for a typed graph, whose profile says how many types it has."""
+    types = types_of(graph)
+    asked = request()
+    batches = [
+        replace(batch, edge_types=[1.0] * len(types.edge_types), node_types=[0.5, 0.5])
+        for batch in asked.profile.batches
+    ]
+    return replace(
+        asked, graph=graph_ref(graph), workload=replace(asked.workload, model="rgcn"),
+        profile=replace(asked.profile, batches=batches),
+    )  # fmt: skip
+
+
+def test_a_typed_graphs_lists_are_sorted_once_for_a_hosts_ranks_and_counted_so(
+    tmp_path: Path,
+) -> None:
+    graph, folder = generate_typed(tmp_path / "g", num_papers=300, num_authors=150), tmp_path / "p"
+    make_plan(graph, folder, ranks=2, model="rgcn", fanouts=[3, 2], batch_size=20)
+
+    def rank(comm: Communicator) -> tuple[int, int]:
+        loader = PlannedLoader(folder, graph, rank=comm.rank, size=2, comm=comm)
+        lists = loader.sorted_lists()
+        assert lists is not None
+        assert lists.order.size == 0
+        comm.barrier()
+        if comm.rank == 0:  # what one rank writes the other reads
+            lists.indices[:] = -lists.indices - 1
+        comm.barrier()
+        assert (lists.indices < 0).all()
+        assert loader.sorted_lists() is lists
+        loader.close()
+        return lists.ends.nbytes + lists.indices.nbytes, loader.store.resident_bytes
+
+    found = run_in_process(2, rank)
+    parts = host_parts(typed_request(graph), candidate(ranks=2))
+    assert {size for size, _ in found} == {parts["lists by type"]}
+    assert sum(rows for _, rows in found) == parts["rows by type"]
+
+
+def test_lists_of_pygs_batches_have_their_order_besides(tmp_path: Path) -> None:
+    graph = generate_typed(tmp_path / "g", num_papers=300, num_authors=150)
+    make_plan(graph, tmp_path / "p", model="rgcn", fanouts=[3, 2], batch_size=20)
+    loader = PlannedLoader(tmp_path / "p", graph, blocks=False)
+    lists = loader.sorted_lists()
+    assert lists is not None
+    assert lists.order.size == graph.num_edges
+    assert loader.over(graph.val_idx).sorted_lists() is lists
+    loader.close()
+
+
+@pytest.mark.parametrize("name", ["fastgcn", "las"])
+def test_what_a_sampler_keeps_by_node_is_counted_on_cores(name: str, small_graph: Graph) -> None:
+    layers: dict[str, float | str] = {"sizes": "20,10"} if name == "fastgcn" else {}
+    named = Sampler(name=name, dialect="every_hop", parameters=layers)
+    asked = replace(request(), graph=graph_ref(small_graph), user_sampler=named)
+    made: Any = build_sampler(named, small_graph.indptr, small_graph.indices, [20, 10], 0)
+    held = made.ring.nbytes
+    if name == "fastgcn":
+        row, sums = made.graph.fixed
+        held = row.cols.nbytes + row.values.nbytes + sums.nbytes
+    parts = node_parts(asked, candidate())
+    assert set(parts) == {"sampler tables"}
+    assert 0.8 * parts["sampler tables"] <= held <= parts["sampler tables"]
+
+
+def test_gcns_degrees_are_counted_on_cores() -> None:
+    asked = replace(request(), workload=replace(request().workload, model="gcn"))
+    found = predict(asked, candidate(), rows(host=1e4)).memory_bytes["rank0"].parts
+    assert found["degrees"] == 12 * NODES
 
 
 class TestMemory:

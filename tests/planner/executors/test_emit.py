@@ -14,10 +14,12 @@ import yaml
 
 from gnnplan.planner.cli.common import flag_words
 from gnnplan.planner.cli.main import main
+from gnnplan.runtime.device import machine_facts
 from gnnplan.runtime.graph.dataset import Graph
+from gnnplan.runtime.identity import missing_share
 from gnnplan.runtime.launch.config import TrainOptions
 from gnnplan.runtime.plan.io import load_plan, save_plan
-from gnnplan.runtime.plan.schema import MemoryUse
+from gnnplan.runtime.plan.schema import HostSize, MemoryUse
 from tests.support.plans import make_plan
 
 NASTY = "my plan; $(touch pwned) `touch pwned` 'x' \"y\"\n#SBATCH --exclusive"
@@ -89,6 +91,20 @@ def test_a_batch_script_asks_for_what_the_plan_needs(
         "open-mode": "append",
         "requeue": "",
     }
+
+
+def test_what_a_batch_script_asks_for_is_enough_for_the_plan(
+    small_graph: Graph, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = load_plan(plan_of_three_ranks(small_graph, tmp_path / "plan"))
+    for cores, asked in ((64, 6), (5, 5)):  # threads may be more than the machine's cores
+        sizes = [HostSize(cores=cores, memory_gib=64)] * 2
+        machine = replace(plan.machine, fingerprint="whole+whole", hosts=sizes)
+        save_plan(replace(plan, machine=machine, arrays={}), {}, tmp_path / "plan")
+        found = directives(emitted(capsys, "train", str(tmp_path / "plan"), "--emit", "slurm"))
+        assert found["cpus-per-task"] == str(asked)
+        given = {**machine_facts(), "cores": asked, "ram_bytes": int(found["mem"][:-1]) << 20}
+        assert missing_share(load_plan(tmp_path / "plan"), given) == ""
 
 
 def fake(folder: Path, name: str, text: str) -> Path:
@@ -235,6 +251,22 @@ def test_gpus_of_a_plan_are_asked_for(
     (memory,) = [m["name"] for m in worker["volumeMounts"] if m["mountPath"] == "/dev/shm"]
     (volume,) = [each for each in pod["volumes"] if each["name"] == memory]
     assert volume == {"name": memory, "emptyDir": {"medium": "Memory"}}
+
+
+def test_two_hyphens_before_a_script_end_the_options(
+    small_graph: Graph, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = str(plan_of_three_ranks(small_graph, tmp_path / "plan"))
+    script = ["/code/train.py", "--lr", "0.1", "--", "-x"]
+    plain = emitted(capsys, "launch", "--force", "--emit", "slurm", plan, *script)
+    for words in (
+        ["--force", "--emit", "slurm", plan, "--", *script],
+        ["--force", "--emit", "slurm", "--", plan, *script],
+        [plan, "--emit", "slurm", "--force", "--", *script],
+    ):
+        assert emitted(capsys, "launch", *words) == plain
+    assert "--force" in plain
+    assert plain.endswith(f"{plan} /code/train.py --lr 0.1 -- -x\n")
 
 
 def test_a_path_that_kubernetes_cannot_mount_is_refused(

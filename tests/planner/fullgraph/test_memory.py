@@ -17,8 +17,8 @@ import torch.multiprocessing as mp
 from torch import Tensor
 
 from gnnplan.planner.fullgraph.exchange import slice_sizes
-from gnnplan.planner.fullgraph.formulas import crossing_rows
-from gnnplan.planner.fullgraph.memory import rank_bytes, rows_held
+from gnnplan.planner.fullgraph.formulas import PartSizes, crossing_rows
+from gnnplan.planner.fullgraph.memory import _products, rank_bytes, rows_held
 from gnnplan.planner.fullgraph.parts import Parts, connect_cut, sizes_of
 from gnnplan.planner.fullgraph.timing import StandIn
 from gnnplan.runtime.fullgraph.forward import FullGraphModel
@@ -164,3 +164,15 @@ def test_peak_memory_is_predicted_within_8_percent(graphs: Path, tmp_path: Path,
     )
     found = json.loads(out.read_text())
     assert found["predicted"] == pytest.approx(found["measured"], rel=BAR), (CASES[case], found)
+
+
+@pytest.mark.parametrize("model", ["sage", "gcn", "gat"])
+def test_products_are_by_the_weights_of_the_model(model: str):
+    work = Workload(model=model, num_layers=3, fanouts=[-1] * 3, hidden=HIDDEN, heads=HEADS)
+    convs: Any = build_model(work, FEATURES, CLASSES, "multiclass").convs
+    weights = [sum(p.numel() for p in conv.parameters() if p.ndim == 2) for conv in convs]
+    sizes = PartSizes(inner=10, halo=4, sent=4, inner_edges=30, halo_edges=8)
+    widths = [FEATURES, HIDDEN, HIDDEN, CLASSES]
+    found = _products(sizes, widths, model, HEADS, 4)
+    by_layer = found[::2] if model == "gat" else found  # of attention one for received rows each
+    assert [each.inputs * each.outputs for each in by_layer] == weights

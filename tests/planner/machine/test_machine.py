@@ -18,6 +18,7 @@ from gnnplan.planner.machine.model import (
     load_machine,
     save_machine,
 )
+from gnnplan.runtime.plan.schema import HostSize
 
 
 def grid(values: list[float]) -> Table:
@@ -54,6 +55,26 @@ def machine() -> MachineModel:
         extent="quick",
         notes=["a note"],
     )
+
+
+def test_a_plan_is_told_how_large_each_measured_host_is():
+    one = machine()
+    gpu = Processor(name="h1.gpu0", kind="cuda", memory="h1.gpu0.memory", model="A", host=1)
+    cores = Processor(name="h1.cpu0", kind="cpu", memory="h1.host0", cores=32, host=1)
+    two = replace(
+        one,
+        processors=[*one.processors, cores, gpu],
+        memories=[
+            *one.memories,
+            Memory(name="h1.host0", kind="host", capacity_bytes=64 * 2**30 - 5),
+            Memory(name="h1.gpu0.memory", kind="device", capacity_bytes=10**9),
+        ],
+    )
+    assert two.reference().hosts == [
+        HostSize(cores=2, memory_gib=1),
+        HostSize(cores=32, memory_gib=64, gpu="A"),
+    ]
+    assert replace(two, provenance="preset").reference().hosts == []
 
 
 def test_table_is_exact_on_its_grid_points():
@@ -128,13 +149,14 @@ def test_machine_file_round_trips_byte_for_byte(tmp_path: Path):
 def damaged() -> dict[str, str]:
     """Machine files with one fault each."""
     good = json.loads(json.dumps(_plain()))
-    unknown, missing, typed, cells = (json.loads(json.dumps(good)) for _ in range(4))
+    unknown, missing, typed, cells, unit = (json.loads(json.dumps(good)) for _ in range(5))
     unknown["surprise"] = 1
     del missing["memories"]
     typed["noise"] = "low"
     cells["tables"]["gather"]["values"].pop()
+    unit["tables"]["gather"]["unit"] = "milliseconds_per_row"
     schema = good | {"schema_version": 99}
-    found = {"unknown": unknown, "missing": missing, "typed": typed, "cells": cells}
+    found = {"unknown": unknown, "missing": missing, "typed": typed, "cells": cells, "unit": unit}
     texts = {name: json.dumps(value) for name, value in (found | {"schema": schema}).items()}
     return texts | {"cut": json.dumps(good)[:100], "empty": "", "list": "[]", "nan": "NaN"}
 

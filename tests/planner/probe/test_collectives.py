@@ -32,7 +32,7 @@ class Stepping(Team):
         return moments.tolist()
 
 
-def context(team: Stepping, levels: list[float], tmp_path: Path) -> ProbeContext:
+def context(team: Team, levels: list[float], tmp_path: Path) -> ProbeContext:
     """A probe of three sizes that meets a machine disturbed so, look by look."""
     looks = itertools.chain(levels, itertools.repeat(0.0))
     return ProbeContext(
@@ -61,3 +61,24 @@ def test_ranks_jitter_is_that_of_the_quieter_sizes(tmp_path: Path) -> None:
     table = collectives._stepped(context(team, [], tmp_path))["step_jitter"]
     # Half of .01 is waited of a mean of 1.005, over kappa of two, 1 / sqrt(pi): by hand.
     assert table.at(ranks=2.0) == pytest.approx(0.005 / 1.005 * np.pi**0.5, rel=1e-6)
+
+
+class Calling(Team):
+    """Stands for a team of two processes whose calls take 2 ms and 3 ms of their cores."""
+
+    def __init__(self) -> None:
+        super().__init__(2)  # starts none
+
+    def run_together(self, task: str, *, ranks: int | None = None, **asked: Any) -> list[Any]:
+        """Entries, exits and core-seconds of each rank's calls."""
+        assert task.endswith(":call_task")
+        calls = int(asked["calls"])
+        entries = list(range(calls))
+        return [(entries, [at + 0.01 for at in entries], cpu * calls) for cpu in (2e-3, 3e-3)]
+
+
+def test_a_calls_core_seconds_are_those_of_all_ranks(tmp_path: Path) -> None:
+    probe = context(Calling(), [], tmp_path)
+    took, used = collectives._point(probe, "all_reduce", "idle", 4096, 2)
+    assert took.value == pytest.approx(0.01)
+    assert used.value == pytest.approx(5e-3)

@@ -114,6 +114,7 @@ def test_an_instance_has_its_share_of_a_host() -> None:
     share = {x.name: x.bandwidth_bytes_per_second for x in small.links}["memory0.read"]
     assert share == pytest.approx(rate / 6)  # 16 of 96 cores
     assert {gpu.numa_node for gpu in large.gpus} == {0, 1}
+    assert all(large.memory(gpu.memory).numa_node == gpu.numa_node for gpu in large.gpus)
     two = load_preset("g5.8xlarge:2")
     out = next(x for x in two.links if x.name == "nic0.out")
     assert out.bandwidth_bytes_per_second == pytest.approx(0.85 * 25e9 / 8)
@@ -126,6 +127,13 @@ def test_grace_reaches_its_gpus_faster_than_pcie_would() -> None:
     ]
     assert rates[0] > 3 * rates[1]
     assert len(load_preset("gb200-nvl72:18").gpus) == 72
+
+
+def test_a_rack_is_joined_to_no_more_trays_than_it_has() -> None:
+    said = "preset gb200-nvl72: expected at most 18 hosts, found 64; ask for fewer --hosts"
+    with pytest.raises(MachineError, match=said):
+        load_preset("gb200-nvl72:64")
+    assert len(load_preset("dgx-b200:64").gpus) == 512
 
 
 @pytest.mark.parametrize(("few", "many"), [("a100x4", "a100x8"), ("a100x8", "v100x16")])

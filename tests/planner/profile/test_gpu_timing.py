@@ -194,3 +194,19 @@ def test_threads_of_a_loop_choose_the_gpu_first(
     )
     gpu_timing.time_loops(GpuTimed(asked(folder), kernel_device).loop_parts(None), kernel_device)
     assert entered == ["prefetch-0"]
+
+
+def test_a_timed_call_begins_and_ends_when_the_gpu_has_nothing_left_to_do(
+    folder: Path, kernel_device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+
+    class Waited:
+        def synchronize(self) -> None:
+            done.append("wait")
+
+    timed = GpuTimed(asked(folder), kernel_device)
+    monkeypatch.setattr(gpu_timing, "processor_of", lambda device: Waited())
+    task = gpu_timing._Task(lambda _: done.append("run"), lambda: done.append("prepare"))
+    assert len(timed._in_turns([task])[0]) == 1
+    assert done[-4:] == ["prepare", "wait", "run", "wait"]

@@ -1,5 +1,7 @@
 """Profiles in the cache: whole or not at all, and where the user says."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -51,6 +53,30 @@ def test_a_profile_that_is_made_piece_by_piece_is_kept_whole_or_not_at_all(
     with cache.staged("third", tmp_path) as made:
         made.keep(wanted.hotness[10])  # never finished
     assert [p.name for p in tmp_path.iterdir()] == ["key"]
+
+
+STAGE = """
+from gnnplan.planner.profile.cache import cache_folder, staged
+with staged("key", cache_folder().parent):
+    os.kill(os.getpid(), 9)
+"""
+PROBE = """
+from gnnplan.planner.probe.probe import _make_scratch
+kept = _make_scratch()
+os.kill(os.getpid(), 9)
+"""
+
+
+@pytest.mark.parametrize("work", [STAGE, PROBE])
+def test_what_a_killed_process_was_writing_is_removed_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, work: str
+) -> None:
+    monkeypatch.setenv("GNNPLAN_CACHE", str(tmp_path))
+    killed = subprocess.run([sys.executable, "-c", f"import os{work}"], check=False)
+    assert killed.returncode == -9
+    assert [path.name[:1] for path in tmp_path.iterdir() if path.name[:1] == "."] == ["."]
+    cache.save("key", by_hand(50, 10), tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["key"]
 
 
 def test_a_damaged_profile_counts_as_absent(tmp_path: Path) -> None:

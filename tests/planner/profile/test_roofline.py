@@ -142,6 +142,14 @@ def test_the_host_starts_every_kernel_of_a_step():
     assert weighted.batch_seconds > weighted.batch_host_seconds == pytest.approx(72 * 47e-6)
 
 
+def test_a_gpu_works_on_both_passes_and_then_on_the_update():
+    found = timing("h200x1", hidden=8192)
+    passes = found.forward_backward.at(scale=1.0, ranks=1.0, threads=1.0)
+    update = found.optimizer.at(ranks=1.0, threads=1.0)
+    assert min(passes, update) > 2 * found.host_seconds  # so much that no start is waited for
+    assert found.device_seconds == pytest.approx(passes + update)
+
+
 def test_a_machine_whose_starts_were_not_measured_has_those_of_its_empty_kernels():
     known = load_preset("h200x1")
     assert start_seconds(known) == pytest.approx(47e-6)

@@ -97,6 +97,19 @@ def test_a_run_under_an_estimate_teaches_nothing(small_graph: Graph, tmp_path: P
     assert len(load_calibration(plan.machine.fingerprint).observations) == 1
 
 
+def test_a_run_that_was_forced_teaches_nothing_and_is_told_of(
+    small_graph: Graph, tmp_path: Path
+) -> None:
+    """Its seconds are of another graph or machine than the plan's, whose factors they would be."""
+    plan = make(small_graph, tmp_path / "p")
+    forced = replace(run(plan, 3.0), forced=["expected the graph, found another"])
+    found = compare(plan, forced)
+    assert refit(found, forced, plan, {}) == ({}, [])
+    assert load_calibration(plan.machine.fingerprint).observations == []
+    (note,) = [each for each in found.notes if each.startswith("forced")]
+    assert note == "forced, so that the run teaches no factors: expected the graph, found another"
+
+
 def test_what_few_runs_taught_stays_with_their_graph() -> None:
     def seen(graph: str, ratio: float) -> Observation:
         return Observation(plan_id="p", step_seconds=ratio, graph=graph, ratios={"gather": ratio})

@@ -204,6 +204,13 @@ def test_too_few_steps_are_said(plan: Plan) -> None:
         compare(plan, report(plan, count=0))
 
 
+def test_a_comparison_of_emulated_gpus_says_so(plan: Plan) -> None:
+    devices = [replace(each, emulated=True) for each in plan.strategy.devices]
+    emulated = replace(plan, strategy=replace(plan.strategy, devices=devices))
+    assert compare(emulated, report(emulated)).emulated
+    assert not compare(plan, report(plan)).emulated
+
+
 def test_a_report_of_another_plan_is_refused(plan: Plan) -> None:
     other = replace(report(plan), plan_id="f" * 32)
     with pytest.raises(SettingsError, match="found one of ffffffffffff"):

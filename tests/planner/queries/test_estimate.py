@@ -109,6 +109,7 @@ def test_what_does_not_fit_says_which_memory_lacks_how_much():
         (["--like", "reddit", "--machine", "dgx-a100", "--devices", "9"], "at most 8 devices"),
         (["--like", "reddit", "--machine", "siton", "--hosts", "2"], "expected one host"),
         (["--like", "reddit", "--machine", "hgx-h100", "--hosts", "65"], "at most 64 hosts"),
+        (["--like", "reddit", "--machine", "gb200-nvl72", "--hosts", "64"], "at most 18 hosts"),
         (["--like", "reddit", "--hosts", "500"], "--hosts: expected at most 64, found 500"),
         (["--like", "reddit", "--machine", "hgx-h100:4", "--hosts", "2"], "expected 4, as --mach"),
         (["--like", "reddit", "--machine", ""], "separated by commas, found ''"),
@@ -287,6 +288,16 @@ def test_typed_graphs_are_estimated_with_models_of_the_cost_file(types: Path):
     assert one.step_seconds is not None
     assert wider.step_seconds is not None
     assert one.stages["forward_backward"] < wider.stages["forward_backward"]
+
+
+def test_an_update_is_in_float32_whatever_the_products_are_in(types: Path):
+    wide = replace(TYPED, hidden=4096)
+    single, half = (
+        estimate(replace(wide, precision=each), types=types).estimates[0].stages
+        for each in ("float32", "bfloat16")
+    )
+    assert half["forward_backward"] < single["forward_backward"]
+    assert half["optimizer"] == single["optimizer"]
 
 
 def test_of_a_typed_graph_nodes_of_the_seeds_type_alone_are_trained_on(types: Path):

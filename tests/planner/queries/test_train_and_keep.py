@@ -17,7 +17,7 @@ from gnnplan.planner.probe import computing
 from gnnplan.planner.probe.presets import machine_at_once
 from gnnplan.planner.probe.timing import Patience
 from gnnplan.planner.profile.cache import load_record, save_record
-from gnnplan.planner.queries import tuned
+from gnnplan.planner.queries import tune as tune_module, tuned
 from gnnplan.planner.queries.calibrate import load_calibration
 from gnnplan.planner.queries.explain import ELSEWHERE, explain, render
 from gnnplan.planner.queries.rivals import load_runners_up
@@ -36,8 +36,15 @@ from gnnplan.runtime import codec
 from gnnplan.runtime.device import machine_fingerprint
 from gnnplan.runtime.errors import InputError
 from gnnplan.runtime.graph.dataset import Graph
-from gnnplan.runtime.launch.config import TRIALS_FILE, Trials, check_alike, read_offer
-from gnnplan.runtime.launch.launch import train
+from gnnplan.runtime.launch.config import (
+    OFFER_FILE,
+    TRIALS_FILE,
+    RunConfig,
+    Trials,
+    check_alike,
+    read_offer,
+)
+from gnnplan.runtime.launch.launch import prepare_run, train
 from gnnplan.runtime.plan.io import load_plan
 from gnnplan.runtime.plan.schema import Plan
 from gnnplan.runtime.report import RunReport, load_report, measured_steps
@@ -78,6 +85,22 @@ def test_candidates_that_train_the_same_are_written_with_turns_forth_and_back(
     assert made.turns == [*numbers, *reversed(numbers)]
     for plan in plans:
         assert load_record(plan).settings == SETTINGS
+
+
+def test_an_earlier_runs_plans_stay_until_another_run_begins(folder: Path) -> None:
+    """Who stops the other one before that can go on with the earlier one."""
+    before, after = written(folder), plan_trials(folder, ENOUGH)
+    assert isinstance(after, Trials)
+    assert not set(before.plans) & set(after.plans)
+    assert [load_plan(Path(each)) for each in before.plans] == [
+        load_plan(Path(each)) for each in after.plans
+    ]
+    run = folder / "run"
+    config = RunConfig(plan_folder=after.plans[0], run_folder=str(run))
+    prepare_run(run, replace(config, resume=True))
+    assert len(list((run / "plans").iterdir())) == len(before.plans) + len(after.plans)
+    prepare_run(run, config, after)
+    assert {str(each) for each in (run / "plans").iterdir()} == set(after.plans)
 
 
 @pytest.mark.parametrize(("epochs", "turns"), [(600, 2), (200, 1)])
@@ -221,6 +244,38 @@ def test_a_run_that_goes_on_leaves_the_plan_that_an_ended_launcher_did_not(
     assert [line[:21] for line in said] == ["after 155 steps: kept"]
 
 
+def test_a_kept_plan_that_finds_no_room_in_its_folder_ends_no_training(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is put there at the end, when room was made."""
+    made, said, seen = written(folder), list[str](), list[str]()
+    ids = [load_plan(Path(each)).plan_id for each in made.plans]
+    copy, is_full = tune_module.copy_plan, True
+
+    def copy_plan(source: Path, target: Path) -> Plan:
+        if is_full:
+            raise OSError(28, "No space left on device")
+        return copy(source, target)
+
+    def trained(*_: Any, progress: Any, **__: Any) -> RunReport:
+        nonlocal is_full
+        progress(event(made, 1, plans=ids))
+        assert load_plan(folder).plan_id == ids[0]
+        is_full = False
+        return run_of(load_plan(Path(made.plans[1])), 0.020)
+
+    monkeypatch.setattr(tune_module, "copy_plan", copy_plan)
+    monkeypatch.setattr(tuned, "_offer_line", lambda *_: "")
+    monkeypatch.setattr("gnnplan.runtime.launch.launch.train", trained)
+    tuned.train_and_keep(
+        folder, None, progress=lambda e: seen.append(e["event"]), say=said.append, epochs=ENOUGH
+    )
+    assert seen == ["kept"]
+    assert load_plan(folder).plan_id == ids[1] == load_report(folder).plan_id
+    assert said[0].startswith(f"the kept plan is not in {folder} yet ([Errno 28]")
+    assert said[1].startswith("after 155 steps: kept")
+
+
 def check_marked(plan: Plan) -> None:
     """Hold that a plan says of itself that it is an estimate, and what was priced beside it."""
     step = plan.prediction.step_seconds
@@ -295,6 +350,26 @@ def test_another_number_of_ranks_is_offered_where_it_promises_enough(answered: P
         check_alike([plan, other])
     assert offer.folder_in_use(answered) == answered
     assert offer_ranks(answered, measured(plan, 5.0), 10**6) == ""  # once
+
+
+def test_another_number_of_ranks_is_offered_for_as_long_as_it_pays(answered: Path) -> None:
+    """Its turn is 30 steps, of which the run must have more; and enough to pay for two starts."""
+    plan = load_plan(answered)
+    steps, taken = plan.prediction.steps_per_epoch, measured(plan, 5.0)
+    first = taken["step"] // steps + 1  # epochs at whose end it could be tried
+    offer_ranks(answered, taken, 10**6)
+    offer = read_offer(answered / "run")
+    assert offer is not None
+    other = load_plan(Path(offer.folder))
+    saved = 5.0 * plan.prediction.step_seconds.value - other.prediction.step_seconds.value
+    starts = plan.prediction.startup_seconds + other.prediction.startup_seconds
+    assert offer.least_steps == int(starts / saved)
+    (answered / "run" / OFFER_FILE).unlink()
+    assert offer_ranks(answered, taken, first + offer.least_steps // steps) == ""
+    written(answered)
+    slow = measured(plan, 1e6)  # any step pays
+    assert offer_ranks(answered, slow, first + 30 // steps) == ""
+    assert offer_ranks(answered, slow, first + 30 // steps + 1) != ""
 
 
 def test_a_stack_of_batches_is_left_by_its_mean_step(answered: Path) -> None:

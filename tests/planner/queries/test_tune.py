@@ -288,6 +288,15 @@ def test_a_run_to_a_score_ends_with_the_epoch_that_reaches_it(tmp_path: Path) ->
         run_to(launch, tmp_path, tmp_path / "run", target=0.95, epochs=9)
 
 
+def test_training_to_a_score_ends_at_once_where_validation_has_none(tmp_path: Path) -> None:
+    def launch(folder: Path, *, progress: Any, **_: Any) -> None:
+        progress({"event": "epoch", "seconds": 1.0, "val": None})
+        pytest.fail(f"{folder} trains on")
+
+    with pytest.raises(GnnplanError, match="expected a validation score after each epoch"):
+        run_to(launch, tmp_path, tmp_path / "run", target=0.6, epochs=9)
+
+
 def test_a_score_that_none_reaches_keeps_the_plan(folder: Path) -> None:
     before = contents(folder)
 

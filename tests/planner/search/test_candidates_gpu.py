@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from gnnplan.planner.errors import MachineError, SettingsError
+from gnnplan.planner.pipeline import joined_candidates
 from gnnplan.planner.probe.presets import load_preset
 from gnnplan.planner.search.dimensions.ranks import (
     gpu_counts,
@@ -153,6 +154,28 @@ def test_hosts_that_are_asked_for_have_equally_many_gpus():
 def test_hosts_that_cannot_be_are_refused(devices: int | None, hosts: int, words: str):
     with pytest.raises(SettingsError, match=words):
         gpu_counts(load_preset("perlmutter:2"), devices, 1024, hosts=hosts)
+
+
+@pytest.mark.parametrize("hosts", [17, 18])
+def test_all_trays_of_a_rack_are_planned(hosts: int) -> None:
+    machine, asked = load_preset(f"gb200-nvl72:{hosts}"), replace(SETTINGS, hosts=hosts)
+    found = joined_candidates(asked, machine, ("none",), task="multiclass")
+    assert {each.num_ranks for each in found} == {hosts, 2 * hosts, 4 * hosts}
+
+
+def test_more_ranks_than_a_table_of_rows_tells_apart_are_left_out_or_refused() -> None:
+    machine, asked = load_preset("perlmutter:64"), replace(SETTINGS, hosts=64)
+
+    def ranks(settings: PlanSettings) -> set[int]:
+        found = joined_candidates(settings, machine, ("none",), task="multiclass")
+        return {each.num_ranks for each in found}
+
+    assert ranks(asked) == {64, 128}
+    with pytest.raises(SettingsError, match=r"at most 253 devices, .* found 256; ask for fewer"):
+        ranks(replace(asked, devices=256))
+    few = replace(asked, workload=Workload(batch_size=32))
+    with pytest.raises(SettingsError, match=r"at most 32 hosts \(the seeds of a batch\), found 64"):
+        ranks(few)
 
 
 def test_a_gpu_that_was_not_measured_is_left_out_and_the_others_keep_their_numbers():

@@ -205,6 +205,22 @@ def test_gcn_draws_its_batches_within_the_step_and_the_margin_is_told(
     assert f"what one batch in {shapes.reached_by:,} needs" in render(explain(found))
 
 
+def test_batches_with_rows_from_the_disk_are_copied_into_the_step(
+    graph: Graph, tmp_path: Path
+) -> None:
+    free = made(graph, tmp_path / "free", step="captured")
+    host = next(use for name, use in free.prediction.memory_bytes.items() if name == "host0")
+    room = host.total - 100 * graph.row_bytes
+    found = made(graph, tmp_path / "tight", step="captured", host_memory_bytes=room)
+    assert {source.kind for source in found.strategy.features.sources} == {"host", "disk"}
+    shapes, wait = found.strategy.shapes, found.prediction.provenance["wait"]
+    assert shapes is not None
+    assert (shapes.drawn, shapes.ahead) == (False, 0)
+    assert "a lane of its own" not in wait
+    eager = made(graph, tmp_path / "eager", step="eager", host_memory_bytes=room)
+    assert found.prediction.stages["gather"] >= 0.9 * eager.prediction.stages["gather"] > 0
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["links", "typed"])
 def test_links_and_types_are_drawn_within_the_step(kind: str, graph: Graph, tmp_path: Path) -> None:

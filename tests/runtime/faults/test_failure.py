@@ -1,10 +1,13 @@
 """Which of several errors is shown, and when starting again is useless."""
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from gnnplan.runtime import codec
+from gnnplan.runtime.comm.collectives import Communicator
 from gnnplan.runtime.errors import BudgetExceeded, PlanError, WorkerFailed
 from gnnplan.runtime.faults.failure import (
     ERRORS_FOLDER,
@@ -16,6 +19,8 @@ from gnnplan.runtime.faults.failure import (
     is_final,
     record_failure,
 )
+from gnnplan.runtime.train.recovery import begin
+from tests.support.inprocess import run_in_process
 
 LOST = RuntimeError("[gloo/transport/tcp/pair.cc] Connection closed by peer [127.0.0.1]:1")
 
@@ -124,6 +129,10 @@ def test_a_full_disk_leaves_the_error_in_the_log(
     monkeypatch.setattr(codec, "write_text_atomically", full)
     record_failure(tmp_path, 3, ValueError("seven"))
     assert "rank 3: ValueError: seven (not recorded" in capsys.readouterr().err
+    log = SimpleNamespace(write=lambda text: full(tmp_path, text))
+    with monkeypatch.context() as patch:
+        patch.setattr("sys.stderr", log)
+        record_failure(tmp_path, 3, ValueError("seven"))  # the log lies on the same disk
 
 
 def test_a_job_that_a_signal_ended_says_so(tmp_path: Path) -> None:
@@ -137,3 +146,36 @@ def test_a_new_run_starts_without_old_errors(tmp_path: Path) -> None:
     ended(tmp_path, end(0, 1))
     clear_failures(tmp_path)
     assert "without an error" in str(failure_of(tmp_path, tmp_path / "log"))
+
+
+@pytest.mark.parametrize("first", ["consequence", "nothing", "signal"])
+def test_a_restart_is_noted_in_the_words_of_the_host_that_knows_its_cause(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: str
+) -> None:
+    """Rank 1 was killed on the second host; the first one saw no more than that it is gone."""
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    folders = [tmp_path / "first", tmp_path / "second"]
+    for folder in folders:
+        folder.mkdir()
+    if first == "consequence":
+        record_failure(folders[0], 0, LOST)
+        ended(folders[0], end(0, 1))
+    elif first == "signal":
+        ended(folders[0], end(0, -15))
+    ended(folders[1], end(1, -9))
+
+    def notes(comm: Communicator) -> list[str]:
+        job: Any = SimpleNamespace(
+            config=SimpleNamespace(run_path=folders[comm.rank], resume=False),
+            loop=SimpleNamespace(comm=comm),
+            events=SimpleNamespace(emit=lambda event, line: None),
+            plan=SimpleNamespace(plan_id=""),
+            trials=None,
+            notes=[],
+            warn=lambda line: None,
+        )
+        begin(job)
+        return job.notes
+
+    told = ["restart 1: rank 1: ended by SIGKILL (out of memory?)"]
+    assert run_in_process(2, notes) == [told, told]

@@ -1,5 +1,6 @@
 """The device's store reads what the host's store reads, and counts the same."""
 
+import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import pytest
 import torch
 
 from gnnplan.runtime.errors import BudgetExceeded, SlowerPathWarning, forget_warnings
+from gnnplan.runtime.features import store as store_module
 from gnnplan.runtime.features.cache import CachedFeatureStore
 from gnnplan.runtime.features.store import open_store
 from gnnplan.runtime.graph.format import BFLOAT16, convert_rows
@@ -213,14 +215,14 @@ def test_rows_that_find_no_room_are_read_from_the_host_with_one_warning(
     graph = make_graph(num_nodes=80, dim=5)
     plan = make_plan(graph, [Source(kind="own"), Source(kind="disk")])
     whole = open_device_store(graph, plan, tmp_path / "plan", 0, kernel_device)
-    real = device_open.copy_to_device
+    real = device_open.padded_rows
 
-    def small(rows: Any, device: torch.device) -> torch.Tensor:
-        if rows.shape[0] > 12:
+    def small(count: int, *rest: Any) -> torch.Tensor:
+        if count > 12:
             raise torch.OutOfMemoryError("no room")
-        return real(rows, device)
+        return real(count, *rest)
 
-    monkeypatch.setattr(device_open, "copy_to_device", small)
+    monkeypatch.setattr(device_open, "padded_rows", small)
     forget_warnings()
     with pytest.warns(SlowerPathWarning, match=r"own rows: \d+ of \d+ find room.*plan"):
         store = open_device_store(graph, plan, tmp_path / "plan", 0, kernel_device)
@@ -236,6 +238,28 @@ def test_rows_that_find_no_room_are_read_from_the_host_with_one_warning(
         each.close()
 
 
+def test_own_rows_pass_through_little_of_the_hosts_memory(
+    make_graph: Any, make_plan: Any, tmp_path: Path, kernel_device: torch.device,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(store_module, "_PART_BYTES", 1 << 18)
+    graph = make_graph(num_nodes=4000, dim=1000)
+    sources = [Source(kind="own"), Source(kind="disk")]
+    plan = make_plan(graph, sources, disk_budget_bytes=1 << 18)
+    ids = np.load(tmp_path / "plan" / plan.arrays["feature_own_ids_0"].file)
+    open_device_store(graph, plan, tmp_path / "plan", 0, kernel_device).close()  # compiles
+    tracemalloc.start()  # of numpy's arrays: torch's, where the device's rows lie, are not seen
+    try:
+        store = open_device_store(graph, plan, tmp_path / "plan", 0, kernel_device)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    (own,) = store._table.sources.values()
+    np.testing.assert_array_equal(own.table.cpu().numpy(), np.asarray(graph.x)[ids])
+    assert peak < ids.size * own.row_bytes / 2
+    store.close()
+
+
 def test_rows_that_find_no_room_and_are_nowhere_else_stop_the_run_with_the_sum(
     make_graph: Any, make_plan: Any, tmp_path: Path, kernel_device: torch.device,
     monkeypatch: pytest.MonkeyPatch,
@@ -247,12 +271,13 @@ def test_rows_that_find_no_room_and_are_nowhere_else_stop_the_run_with_the_sum(
         num_ranks=2, hosts=[0, 1], host_rows=held,
     )  # fmt: skip
 
-    def nothing(rows: Any, device: torch.device) -> torch.Tensor:
-        if rows.shape[0]:
+    def nothing(count: int, *rest: Any) -> torch.Tensor:
+        del rest
+        if count:
             raise torch.OutOfMemoryError("no room")
         return torch.empty((0, 5))
 
-    monkeypatch.setattr(device_open, "copy_to_device", nothing)
+    monkeypatch.setattr(device_open, "padded_rows", nothing)
     forget_warnings()
 
     def rank(comm: Any) -> None:

@@ -18,12 +18,19 @@ import torch.distributed as dist
 
 from gnnplan.runtime.comm.collectives import Communicator
 from gnnplan.runtime.errors import PlanError
+from gnnplan.runtime.features import store as store_module
 from gnnplan.runtime.features.peer import HostRows
-from gnnplan.runtime.features.store import open_store
+from gnnplan.runtime.features.store import (
+    load_own_rows,
+    open_host_rows,
+    open_store,
+    read_location,
+)
 from gnnplan.runtime.graph.dataset import Graph, open_graph
 from gnnplan.runtime.plan.io import load_plan
 from gnnplan.runtime.plan.schema import DynamicCache, Plan, Source
 from tests.support.caches import SlowLru
+from tests.support.inprocess import run_in_process
 from tests.support.ranks import free_port, run_on_ranks
 
 MakeGraph = Callable[..., Graph]
@@ -182,6 +189,35 @@ def test_three_ranks_on_two_hosts_read_each_others_memory(
     copies = [_copy_for_host(graph, h, held[h]) for h in (0, 1)]
     seen = _run(3, [(graph.path, tmp_path / "three", copies)])["three"]
     assert (seen[:, :4] > 10).all()
+
+
+def test_own_rows_come_part_by_part_on_ranks_that_keep_unlike_numbers_of_them(
+    make_graph: MakeGraph,
+    make_plan: MakePlan,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(store_module, "_PART_BYTES", 40 * 4 * 33)  # 40 rows
+    n, folder = 600, tmp_path / "parts"
+    graph, held = make_graph(n, 33), {0: np.arange(0, n, 2), 1: np.arange(1, n, 2)}
+    sources = _sources("host", "remote1", "own", "remote0")
+    plan = make_plan(
+        graph, sources, num_ranks=2, hosts=[0, 1], host_rows=held, seed=3, name="parts"
+    )
+    copies = [open_graph(_copy_for_host(graph, h, held[h]), validate=False) for h in (0, 1)]
+
+    def rank(comm: Communicator) -> int:
+        here = copies[comm.rank], plan, folder, comm.rank
+        location, own_ids = read_location(*here)
+        served, hosts = open_host_rows(*here, location, 1)
+        ids = own_ids[comm.rank]
+        found = load_own_rows(served, plan, ids, comm.rank, hosts, comm, 1)
+        np.testing.assert_array_equal(found, _rows(graph)[ids])
+        return -(-ids.size // 40)
+
+    first, second = run_in_process(2, rank)
+    assert first != second
+    assert min(first, second) > 3
 
 
 def test_a_row_that_its_host_does_not_hold_is_refused(

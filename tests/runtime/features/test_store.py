@@ -11,10 +11,10 @@ import pytest
 
 from gnnplan.runtime.errors import BudgetExceeded, DatasetError, PlanError
 from gnnplan.runtime.features import store as store_module
-from gnnplan.runtime.features.peer import HostRows
 from gnnplan.runtime.features.store import (
     AbstractFeatureStore,
     load_own_rows,
+    open_host_rows,
     open_store,
     read_location,
 )
@@ -172,15 +172,17 @@ def test_rows_of_another_type_are_converted_part_by_part(
     monkeypatch: pytest.MonkeyPatch,
     sparse: bool,
 ) -> None:
-    monkeypatch.setattr(store_module, "_CONVERTED_BYTES", 1 << 14)
+    monkeypatch.setattr(store_module, "_PART_BYTES", 1 << 14)
     graph, folder = make_graph(num_nodes=4000, dim=500, sparse=sparse), tmp_path / "plan"
     plan = make_plan(graph, MIXES["own-host"], storage_dtype="bfloat16")
     rounded = dataclasses.replace(plan, statistics_class="approximate")
-    ids, hosts = read_location(graph, plan, folder, 0)[1][0], HostRows(plan, folder, 4000)
-    load_own_rows(graph, rounded, ids[:1], 0, hosts, None, 1)  # compiled before it is measured
+    location, own_ids = read_location(graph, plan, folder, 0)
+    served, hosts = open_host_rows(graph, plan, folder, 0, location, 1)
+    ids = own_ids[0]
+    load_own_rows(served, rounded, ids[:1], 0, hosts, None, 1)  # compiled before it is measured
     tracemalloc.start()
     try:
-        rows = load_own_rows(graph, rounded, ids, 0, hosts, None, 1)
+        rows = load_own_rows(served, rounded, ids, 0, hosts, None, 1)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -188,7 +190,7 @@ def test_rows_of_another_type_are_converted_part_by_part(
     np.testing.assert_array_equal(rows.view(np.uint16), expected.view(np.uint16))
     assert peak < 1.5 * rows.nbytes
     with pytest.raises(PlanError, match="stored as bfloat16 differ from the dataset's float32"):
-        load_own_rows(graph, plan, ids, 0, hosts, None, 1)
+        load_own_rows(served, plan, ids, 0, hosts, None, 1)
 
 
 def test_a_range_of_typed_rows_takes_the_memory_of_the_range_alone() -> None:

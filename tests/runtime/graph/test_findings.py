@@ -266,7 +266,7 @@ def test_a_projection_beyond_float32_is_refused_and_infinite_features_are_said(t
         import_graph(pack(tmp_path, x=x), tmp_path / "g", options=options)
 
 
-@pytest.mark.parametrize("value", ["nan", "-3", "inf", "1e39", ""])
+@pytest.mark.parametrize("value", ["nan", "-3", "inf", "1e39", "1e-60", ""])
 def test_weights_of_a_table_are_refused_by_the_source_name(value: str, tmp_path: Path):
     (tmp_path / "e.csv").write_text(f"src,dst,weight\n0,1,{value}\n1,2,1\n2,0,1\n")
     with pytest.raises(DatasetError, match="found 1 of 3") as caught:
@@ -275,7 +275,7 @@ def test_weights_of_a_table_are_refused_by_the_source_name(value: str, tmp_path:
     assert [p.name for p in tmp_path.iterdir()] == ["e.csv"]
 
 
-@pytest.mark.parametrize("value", [float("nan"), -1.0, float("inf"), 1e39])
+@pytest.mark.parametrize("value", [float("nan"), -1.0, float("inf"), 1e39, 1e-60])
 def test_weights_of_a_pyg_file_are_refused(value: float, tmp_path: Path):
     import torch
     from torch_geometric.data import Data

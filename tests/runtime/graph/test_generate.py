@@ -1,5 +1,6 @@
 """The generators: shape of the graphs, determinism, and that there is something to learn."""
 
+import inspect
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ from sklearn.linear_model import LogisticRegression
 
 from gnnplan.runtime.errors import DatasetError
 from gnnplan.runtime.graph.dataset import Graph
-from gnnplan.runtime.graph.generate import generate_rmat, generate_sbm
+from gnnplan.runtime.graph.generate import generate_communities, generate_rmat, generate_sbm
 from gnnplan.runtime.graph.generate_draws import noisy_labels, signal_length
 
 
@@ -44,6 +45,13 @@ def test_equal_seeds_give_equal_graphs_and_other_seeds_others(make, tmp_path: Pa
         make(tmp_path / str(i), **sizes, seed=seed).fingerprint for i, seed in enumerate((1, 1, 2))
     ]
     assert prints[0] == prints[1] != prints[2]
+
+
+@pytest.mark.parametrize("make", [generate_rmat, generate_communities])
+def test_generators_of_nodes_share_their_usual_sizes(make):
+    usual, those = (inspect.signature(each).parameters for each in (generate_sbm, make))
+    shared = ("feature_dim", "num_classes", "seed", "train_fraction", "val_fraction")
+    assert [usual[name].default for name in shared] == [those[name].default for name in shared]
 
 
 def test_splits_are_disjoint_and_of_the_asked_size(tmp_path: Path):
@@ -108,6 +116,7 @@ def test_neighbours_tell_more_than_ten_points_beyond_the_features(tmp_path: Path
         ({"num_nodes": 1}, "at least 2 nodes"),
         ({"degree": 0.0}, "mean degree"),
         ({"degree": 90.0}, "mean degree"),
+        ({"num_nodes": 10**12}, r"edges fit in memory, found 1000000000000 nodes .* = 160000.0 GB"),
         ({"num_classes": 0}, "classes"),
         ({"train_fraction": 0.0}, "split fractions"),
         ({"train_fraction": 0.9}, "split fractions"),

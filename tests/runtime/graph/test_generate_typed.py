@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from gnnplan.runtime.errors import DatasetError
+from gnnplan.runtime.graph import dataset
 from gnnplan.runtime.graph.dataset import Graph, rows_within_types, types_of
 from gnnplan.runtime.graph.generate import EDGE_TYPES, NODE_TYPES, generate_typed
 
@@ -39,6 +40,18 @@ def test_edges_join_the_node_types_that_their_name_says(graph: Graph) -> None:
     assert len(edges(graph, 0)) == 1200 * 8
     writes = {tuple(p) for p in edges(graph, 1).tolist()}
     assert writes == {(v, u) for u, v in edges(graph, 2).tolist()}
+
+
+def test_nodes_are_ranked_by_type_part_by_part(
+    graph: Graph, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert graph.node_type is not None
+    whole = rows_within_types(graph.node_type, 2)
+    monkeypatch.setattr(dataset, "_RANKED", 7)
+    np.testing.assert_array_equal(rows_within_types(graph.node_type, 2), whole)
+    for number in range(2):
+        own = whole[graph.node_type == number]
+        np.testing.assert_array_equal(own, np.arange(own.size))
 
 
 def test_papers_alone_are_labelled_and_split(graph: Graph) -> None:

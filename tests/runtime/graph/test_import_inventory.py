@@ -190,6 +190,8 @@ def ogb(known: Any) -> Callable[[Path, str], Path]:
         root = write_ogb(known, folder)
         for extra in ("raw/edge-feat", "raw/node_year", "mapping/ids"):
             write_gz(root / f"{extra}.csv.gz", np.arange(3))
+        (root / "processed").mkdir()
+        (root / "processed" / "data.pt").write_text("as OGB's own loader leaves it")
         return root
 
     return make
@@ -349,6 +351,18 @@ def test_labels_named_after_the_table_of_edges_belong_to_it(tmp_path: Path):
     assert graph.y is not None
     assert graph.y.tolist() == [node % 3 for node in range(N)]
     assert graph.num_edges == E
+
+
+@pytest.mark.parametrize(
+    "name", ["edge_features.csv", "x_edge_labels.tsv", "links-feats.txt", "edge_features.json"]
+)
+def test_features_and_labels_of_edges_are_none_of_nodes(name: str, tmp_path: Path):
+    (tmp_path / "edges.csv").write_text("".join(f"{u},{v}\n" for u, v in EDGES.T))
+    values = '{"0": [1]}' if name.endswith("json") else "".join(f"{k % 2}.5\n" for k in range(E))
+    (tmp_path / name).write_text(values)
+    graph = import_graph(tmp_path, tmp_path / "g")
+    assert (graph.num_nodes, graph.feature_dim, graph.y) == (N, 0, None)
+    assert any(note.startswith(f"not used: {name} (of edges: ") for note in graph.meta.notes)
 
 
 def test_a_folder_of_karate_club_is_read_whole(tmp_path: Path):

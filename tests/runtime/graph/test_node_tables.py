@@ -225,7 +225,8 @@ def test_values_that_are_no_numbers_are_named(tmp_path: Path):
         ("cls", "labels"), ("lbl", "labels"), ("y1", "labels"), ("y_2", "labels"),
         ("holdout", "a split"), ("dev", "a mask"), ("dev_mask", "a mask"), ("nid", "ids"),
         ("paperid", "ids"), ("response_time", None), ("cls_0", None), ("std_dev", None),
-        ("yield", None), ("valid_id", "a split"), ("grid", None),
+        ("yield", None), ("valid_id", "a split"), ("grid", None), ("eval", "a split"),
+        ("is_eval", "a split"), ("KFold", "a split"), ("intrain", "a split"), ("evaluated", None),
     ],
 )  # fmt: skip
 def test_names_say_what_must_not_be_a_feature(name: str, kind: str | None):

@@ -44,6 +44,21 @@ def test_a_mask_is_a_mask_in_any_type(kind: type):
     np.testing.assert_array_equal(split_ids("train_idx", mask, N)[0], expected)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("width", [1, 2, 5])
+def test_flags_of_several_splits_are_no_ids_whatever_their_name(kind: type, width: int):
+    masks = np.stack([np.roll(FLAGS, k) for k in range(width)])
+    for turned in (masks.astype(kind), masks.T.astype(kind)):
+        ids, count = split_ids("train_idx", turned, N, index=width - 1)
+        np.testing.assert_array_equal(ids, np.flatnonzero(masks[-1]))
+        assert count == width
+
+
+def test_links_between_two_nodes_stay_links():
+    for pairs in ([[0, 1], [1, 0]], [[0, 1]] * 4, [[0, 1]]):
+        assert split_ids("train_idx", np.array(pairs), 4 if len(pairs) == 4 else N)[0].ndim == 2
+
+
 @pytest.mark.parametrize("write", [write_npz, write_pyg])
 @pytest.mark.parametrize("kind", [np.uint8, np.int64, np.float32])
 def test_integer_masks_of_files_name_their_nodes(write, kind: type, tmp_path: Path):

@@ -10,11 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gnnplan.runtime.errors import DatasetError
+from gnnplan.runtime.errors import DatasetError, PlanError
 from gnnplan.runtime.graph import staging as staging_module
 from gnnplan.runtime.graph.dataset import open_graph
 from gnnplan.runtime.graph.generate import generate_sbm
 from gnnplan.runtime.graph.staging import ArrayWriter, Staging
+from gnnplan.runtime.plan.io import refuse_unplaced
 
 SIZES = {"num_nodes": 2000, "degree": 10.0, "feature_dim": 64, "num_classes": 3}
 
@@ -191,6 +192,29 @@ def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path):
     (tmp_path / "file").write_text("")
     with pytest.raises(DatasetError, match="cannot be written"):
         generate_sbm(tmp_path / "file" / "g", **SIZES)
+
+
+def test_a_link_to_a_folder_stays_and_leads_to_the_dataset(tmp_path: Path):
+    (tmp_path / "large").mkdir()
+    (tmp_path / "g").symlink_to("large/g")
+    for seed in (0, 1):  # where nothing is, where an earlier one is
+        graph = generate_sbm(tmp_path / "g", **SIZES, seed=seed, overwrite=True)
+        assert graph.path == tmp_path / "large" / "g"
+    assert (tmp_path / "g").is_symlink()
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["g", "large"]
+    assert sorted(p.name for p in (tmp_path / "large").iterdir()) == ["g", "g.previous"]
+
+
+@pytest.mark.parametrize("name", [".", "..", "g/.."])
+def test_the_folder_one_is_in_is_refused(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "g").mkdir()
+    monkeypatch.chdir(tmp_path / "g")
+    with pytest.raises(DatasetError, match="the name of a folder, found one that you are in"):
+        generate_sbm(Path(name), **SIZES)
+    with pytest.raises(PlanError, match="the name of a folder, found one that you are in"):
+        refuse_unplaced(Path(name))
 
 
 def test_everything_is_on_the_disk_before_it_has_its_name(

@@ -14,10 +14,12 @@ import pytest
 
 from gnnplan.planner.cli.main import main
 from gnnplan.runtime.errors import InputError
+from gnnplan.runtime.folders import hold
 from gnnplan.runtime.graph.dataset import Graph
 from gnnplan.runtime.launch import launch, ray as launch_ray
 from gnnplan.runtime.launch.config import RunConfig
 from gnnplan.runtime.report import load_report
+from gnnplan.runtime.train.recovery import save_checkpoint
 from tests.support.plans import make_plan
 
 needs_ray = pytest.mark.skipif(
@@ -129,6 +131,20 @@ def test_without_ray_one_line_says_what_to_install(
     assert "pip install 'gnnplan[ray]'" in capsys.readouterr().err
     with pytest.raises(InputError, match="expected Ray Train, found none"):
         launch_ray.train_on_ray(tmp_path / "plan")
+
+
+def test_a_second_training_in_a_runs_folder_is_refused_by_ray_too(
+    small_graph: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_plan(small_graph, tmp_path / "plan")
+    run = tmp_path / "plan" / "run"
+    kept = save_checkpoint(run / "checkpoints", 7, {"steps": 7}, keep=1)
+    monkeypatch.setattr(launch, "END_PATIENCE_SECONDS", 0.3)
+    monkeypatch.setattr(launch_ray.importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace())
+    with hold(run), pytest.raises(InputError, match="expected no other training in this folder"):
+        launch_ray.train_on_ray(tmp_path / "plan")
+    assert kept.is_file()
 
 
 @pytest.mark.parametrize("kind", ["cpu", "cuda"])

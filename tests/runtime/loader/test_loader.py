@@ -6,7 +6,7 @@ import itertools
 import json
 import threading
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from gnnplan.runtime.loader.stages import SeedsStage
 from gnnplan.runtime.plan.io import load_plan
 from gnnplan.runtime.plan.schema import Sampler
 from gnnplan.runtime.sampling.minibatch import MiniBatch
+from gnnplan.runtime.train import overlap
 from gnnplan.runtime.train.overlap import JOIN_SECONDS
 from tests.support.plans import make_plan
 
@@ -147,14 +148,23 @@ def seeds_of(batches: Iterable[MiniBatch]) -> list[list[int]]:
     return [batch.seeds.tolist() for batch in batches]
 
 
-@pytest.mark.parametrize("threads", [0, 2])
+@pytest.fixture(params=[0, 1, 2], ids="{} threads".format)
+def loader(
+    small_graph: Graph, tmp_path: Path, request: pytest.FixtureRequest
+) -> Iterator[PlannedLoader]:
+    """A loader with batches of 32 seeds, made by the caller or ahead of it."""
+    make_plan(small_graph, tmp_path / "plan", batch_size=32, sample_threads=request.param)
+    made = PlannedLoader(tmp_path / "plan", small_graph)
+    yield made
+    made.close()
+
+
 def test_an_iteration_after_a_break_is_the_next_epoch(
-    small_graph: Graph, tmp_path: Path, threads: int
+    loader: PlannedLoader, small_graph: Graph, tmp_path: Path
 ) -> None:
-    make_plan(small_graph, tmp_path / "plan", batch_size=32, sample_threads=threads)
     through = PlannedLoader(tmp_path / "plan", small_graph)
     epochs = [seeds_of(through) for _ in range(4)]
-    loader = PlannedLoader(tmp_path / "plan", small_graph)
+    through.close()
     found: list[list[list[int]]] = []
     for left_after in (3, 1, len(loader)):
         found.append([])
@@ -165,32 +175,21 @@ def test_an_iteration_after_a_break_is_the_next_epoch(
     assert found == [epochs[0][:3], epochs[1][:1], epochs[2]]
     iter(loader)  # nothing was taken of it
     assert seeds_of(loader) == epochs[3]
-    for one in (through, loader):
-        one.close()
 
 
-@pytest.mark.parametrize("threads", [0, 1])
-def test_a_new_iteration_ends_one_left_halfway(
-    small_graph: Graph, tmp_path: Path, threads: int
-) -> None:
-    make_plan(small_graph, tmp_path / "plan", batch_size=32, sample_threads=threads)
-    loader = PlannedLoader(tmp_path / "plan", small_graph)
+def test_a_new_iteration_ends_one_left_halfway(loader: PlannedLoader) -> None:
     halfway = iter(loader)
     next(halfway)
     assert len(list(loader)) == len(loader)
     with pytest.raises(InputError, match=r"another iteration of the same loader begun after 1 of"):
         next(halfway)
     assert (loader.position.epoch, loader.position.step) == (2, 0)
-    loader.close()
 
 
-@pytest.mark.parametrize("threads", [0, 1])
 def test_a_loop_within_a_loop_over_one_loader_ends_in_an_error_and_loses_no_batch_in_silence(
-    small_graph: Graph, tmp_path: Path, threads: int
+    loader: PlannedLoader,
 ) -> None:
     """A script that scores the training nodes amid an epoch does that."""
-    make_plan(small_graph, tmp_path / "plan", batch_size=32, sample_threads=threads)
-    loader = PlannedLoader(tmp_path / "plan", small_graph)
     within: list[int] = []
 
     def score_amid_the_epoch() -> None:
@@ -200,16 +199,12 @@ def test_a_loop_within_a_loop_over_one_loader_ends_in_an_error_and_loses_no_batc
     with pytest.raises(InputError, match=f"expected {len(loader)} batches of one iteration"):
         score_amid_the_epoch()
     assert within == [len(loader)]
-    loader.close()
 
 
-@pytest.mark.parametrize("threads", [0, 2])
 def test_training_goes_on_in_the_middle_of_an_epoch_by_its_state(
-    small_graph: Graph, tmp_path: Path, threads: int
+    loader: PlannedLoader, small_graph: Graph, tmp_path: Path
 ) -> None:
     """Taken in the loop's body, as scripts do; an iteration is the rest, then a whole epoch."""
-    make_plan(small_graph, tmp_path / "plan", batch_size=32, sample_threads=threads)
-    loader = PlannedLoader(tmp_path / "plan", small_graph)
     epochs = [seeds_of(loader) for _ in range(4)]
     loader.set_epoch(1)
     states = [loader.state_dict() for _ in loader]
@@ -220,7 +215,6 @@ def test_training_goes_on_in_the_middle_of_an_epoch_by_its_state(
         expected = [epochs[1][step:], *epochs[2:]] if step < len(states) else epochs[2:]
         assert [seeds_of(resumed) for _ in range(2)] == expected[:2]
         resumed.close()
-    loader.close()
 
 
 def test_set_epoch_keeps_a_place_that_was_loaded_within_that_epoch(
@@ -382,6 +376,38 @@ def test_a_loader_that_is_collected_on_its_own_thread_ends_it_at_once(
         gc.enable()
 
 
+def test_rows_stay_where_a_thread_of_a_loader_that_borrows_them_is_reading(
+    small_graph: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_plan(small_graph, tmp_path, sample_threads=1, own_rows=2000)
+    loader = PlannedLoader(tmp_path, small_graph)
+    held, read = loader.over("val", batch_size=16), loader.store.read
+    reading, closed, found = threading.Event(), threading.Event(), list[bool]()
+
+    def read_slowly(ids: Any, out: Any) -> Any:
+        if not found:  # the first batch
+            found.append(False)
+            return read(ids, out)
+        reading.set()
+        closed.wait()
+        out.fill(-1.0)
+        counters = read(ids, out)
+        assert small_graph.x is not None
+        found.append(np.array_equal(out, small_graph.x[ids]))
+        return counters
+
+    monkeypatch.setattr(loader.store, "read", read_slowly)
+    monkeypatch.setitem(overlap.Prefetcher.close.__kwdefaults__, "patience_s", 0.01)
+    monkeypatch.setattr(overlap, "JOIN_SECONDS", 0.01)
+    next(iter(held))
+    (thread,) = held._workers._threads
+    assert reading.wait(60)
+    loader.close()
+    closed.set()
+    thread.join(60)
+    assert found == [False, True]
+
+
 def test_a_loader_that_cannot_be_made_leaves_nothing_open(
     small_graph: Graph, tmp_path: Path
 ) -> None:
@@ -419,8 +445,11 @@ def test_another_dataset_in_the_planned_place_is_refused_unless_forced(
     )
     make_plan(made(seed=1), tmp_path / "plan", batch_size=16)
     made(seed=2, overwrite=True)
-    with pytest.raises(PlanError, match="expected the graph the plan was made for"):
-        PlannedLoader(tmp_path / "plan")
+    for unforced in (None, "", "0", "false", "False", "no"):
+        if unforced is not None:
+            monkeypatch.setenv(FORCE_VARIABLE, unforced)
+        with pytest.raises(PlanError, match="expected the graph the plan was made for"):
+            PlannedLoader(tmp_path / "plan")
     monkeypatch.setenv(FORCE_VARIABLE, "1")
     loader = PlannedLoader(tmp_path / "plan")
     loader.close()

@@ -19,6 +19,7 @@ from gnnplan.runtime.models.adjacency import torch_blocks
 from gnnplan.runtime.models.build import build_model
 from gnnplan.runtime.plan.io import load_plan, save_plan
 from gnnplan.runtime.plan.schema import DynamicCache, Sampler, TopologyPlacement
+from gnnplan.runtime.processor import processor_of
 from gnnplan.runtime.train.gradients import GradientBuffer
 from gnnplan.runtime.train.minibatch import TrainLoop, make_optimizer
 from tests.support.plans import make_plan
@@ -133,6 +134,26 @@ def test_batches_and_counts_are_the_hosts(
     assert set(loader.meter.stages()) >= {"seeds", "sample", "gather", "batch"}
     loader.close()
     host.close()
+
+
+def test_rows_are_given_back_once_the_device_has_done_what_was_asked_of_it(
+    tiny_graph: Graph, tmp_path: Path, kernel_device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loader = open_loader(tiny_graph, tmp_path / "plan", kernel_device)
+    held, done = loader.over("val"), list[str]()
+    processor = processor_of(kernel_device)
+
+    def fail() -> None:
+        done.append("waited")
+        raise RuntimeError("a kernel before failed")
+
+    monkeypatch.setattr(processor, "synchronize", fail)
+    monkeypatch.setattr(loader_build, "processor_of", lambda device: processor)
+    monkeypatch.setattr(loader.store, "close", lambda: done.append("closed"))
+    held.close()
+    assert done == []
+    loader.close()
+    assert done == ["waited", "closed"]
 
 
 def train(loader: PlannedLoader, graph: Graph, device: torch.device) -> list[float]:

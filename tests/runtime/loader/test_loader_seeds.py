@@ -13,13 +13,15 @@ from torch.utils.data import DataLoader
 from torch_geometric.data import Data
 from torch_geometric.loader import LinkNeighborLoader, NeighborLoader
 from torch_geometric.nn import SAGEConv
-from torch_geometric.sampler import NegativeSampling
+from torch_geometric.sampler import NegativeSampling, NumNeighbors
+from torch_geometric.sampler.base import SubgraphType
 
-from gnnplan.runtime.errors import InputError
+from gnnplan.runtime.errors import InputError, forget_warnings
 from gnnplan.runtime.graph.dataset import Graph, rows_within_types
 from gnnplan.runtime.graph.generate import generate_links, generate_typed
 from gnnplan.runtime.loader.loader import PlannedLoader, plan_folder
 from gnnplan.runtime.loader.pyg import check_keywords
+from gnnplan.runtime.plan.schema import Sampler
 from tests.support.cooperative import make_cooperative_plan
 from tests.support.plans import make_plan
 
@@ -312,6 +314,12 @@ def test_links_are_handed_out_in_either_form_of_pyg(tmp_path: Path) -> None:
         binary.over([1, 2])
     with pytest.raises(TypeError, match=r"binary with 1 negatives per link.*found binary with 3"):
         PlannedLoader(tmp_path / "p", graph, neg_sampling_ratio=3)
+    weighted = NegativeSampling("binary", 1, dst_weight=torch.ones(graph.num_nodes))
+    with pytest.raises(TypeError, match="expected no weights of nodes"):
+        PlannedLoader(tmp_path / "p", graph, neg_sampling=weighted)
+    train: dict[str, Any] = {"edge_label_index": graph.train_idx.T, "shuffle": True}
+    named = PlannedLoader(tmp_path / "p", graph, epoch=1, **train)
+    np.testing.assert_array_equal(next(iter(named)).n_id, next(iter(binary)).n_id)
 
 
 WRONG: list[tuple[dict[str, Any], str]] = [
@@ -365,6 +373,60 @@ def test_pygs_keywords_are_taken_where_they_say_what_the_plan_says(
     ]
 
 
+@pytest.mark.parametrize("own", [{}, {"author__writes__paper": [1, -1]}], ids=["alike", "by type"])
+def test_fan_outs_by_edge_type_are_taken_where_they_are_the_plans(
+    own: dict[str, list[int]], tmp_path: Path
+) -> None:
+    graph = generate_typed(tmp_path / "g", num_papers=300, num_authors=100, num_classes=4)
+    keys = [tuple(name.split("__")) for name in graph.meta.edge_types]
+    same: dict[Any, list[int]] = {key: own.get("__".join(key), [3, 2]) for key in keys}
+    plan: dict[str, Any] = {"model": "rgcn", "fanouts": [3, 2], "type_fanouts": own}
+    plain = [batch["paper"].n_id for batch in opened(graph, tmp_path / "plan", **plan)]
+    writes = {("author", "writes", "paper"): same["author", "writes", "paper"]}
+    taken: list[Any] = [
+        same,
+        {"__".join(key): tuple(fanouts) for key, fanouts in same.items()},
+        NumNeighbors(same),
+        NumNeighbors(writes, default=[3, 2]),
+    ]
+    refused: list[Any] = [same | {keys[0]: [2, 2]}, NumNeighbors([3, 1])]
+    (refused if own else taken).append([3, 2])
+    for asked in taken:
+        loader = PlannedLoader(tmp_path / "plan", graph, blocks=False, num_neighbors=asked)
+        assert all(map(torch.equal, plain, [batch["paper"].n_id for batch in loader]))
+    for asked in refused:
+        with pytest.raises(TypeError, match=r"num_neighbors: expected .* as planned, found"):
+            PlannedLoader(tmp_path / "plan", graph, blocks=False, num_neighbors=asked)
+    with pytest.raises(InputError, match="found none of"):
+        PlannedLoader(tmp_path / "plan", graph, blocks=False, num_neighbors=writes)
+
+
+def test_the_plans_training_nodes_given_by_a_script_are_trained_on_as_planned(
+    small_graph: Graph, tmp_path: Path
+) -> None:
+    train = torch.from_numpy(small_graph.train_idx)
+    plain = [batch.n_id for batch in opened(small_graph, tmp_path, sampler=Sampler(name="labor"))]
+    asked: dict[str, Any] = {"num_neighbors": [4, 3], "batch_size": 64, "shuffle": True}
+    loader = PlannedLoader(tmp_path, small_graph, blocks=False, input_nodes=train, **asked)
+    assert all(map(torch.equal, plain, [batch.n_id for batch in loader]))
+    for change, words in (({"batch_size": 8}, "--batch-size"), ({"drop_last": True}, "drop_last")):
+        with pytest.raises(TypeError, match=words):
+            PlannedLoader(tmp_path, small_graph, input_nodes=train, **(asked | change))
+    in_order = PlannedLoader(tmp_path, small_graph, blocks=False, input_nodes=train)
+    assert seeds_in(in_order) == train.tolist()
+
+
+def test_training_nodes_that_a_script_split_over_its_ranks_are_said(
+    small_graph: Graph, tmp_path: Path
+) -> None:
+    make_plan(small_graph, tmp_path, ranks=2, batch_size=48)
+    train = small_graph.train_idx
+    asked: dict[str, Any] = {"rank": 1, "size": 2, "shuffle": True, "batch_size": 20}
+    forget_warnings()
+    with pytest.warns(UserWarning, match=f"of {len(train)} training nodes, as if split over 2"):
+        PlannedLoader(tmp_path, small_graph, input_nodes=train[len(train) // 2 :], **asked)
+
+
 OTHERS: dict[str, tuple[Any, str]] = {
     "num_neighbors": ([5, 5], r"expected \[4, 3\] as planned, found \[5, 5\].*--fanouts"),
     "batch_size": (8, r"expected 64 on each of 1 ranks.*found 8.*--batch-size"),
@@ -375,6 +437,8 @@ OTHERS: dict[str, tuple[Any, str]] = {
     "disjoint": (True, "the plan decides that"),
     "time_attr": ("time", "the plan decides that"),
     "weight_attr": ("w", "the plan decides that"),
+    "subgraph_type of PyG": (SubgraphType.induced, "the plan decides that"),
+    "graph": ([5, 5], "expected the plan's dataset .* found list"),
     "data": (Data(), "gnnplan graph import"),
     "devise": (1, "unexpected keyword argument 'devise'"),
 }
@@ -385,12 +449,14 @@ def test_what_would_change_a_planned_batch_is_refused(
     name: str, small_graph: Graph, tmp_path: Path
 ) -> None:
     value, words = OTHERS[name]
+    make_plan(small_graph, tmp_path, fanouts=[4, 3], batch_size=64)
     with pytest.raises(TypeError, match=words):
-        opened(small_graph, tmp_path, {name: value})
+        PlannedLoader(tmp_path, blocks=False, **{name.split()[0]: value})
 
 
 def test_every_keyword_of_pygs_loaders_is_known() -> None:
     """Each is a keyword of ours, or one that is looked at."""
+    check_keywords({"subgraph_type": SubgraphType.directional})
     own = set(inspect.signature(PlannedLoader.__init__).parameters)
     for loader in (NeighborLoader, LinkNeighborLoader, DataLoader):
         for name in set(inspect.signature(loader).parameters) - {"kwargs"} - own:

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch_geometric.nn import HeteroConv, SAGEConv
 
+from gnnplan.runtime.device import has_triton
 from gnnplan.runtime.errors import DatasetError, InputError
 from gnnplan.runtime.features.store import TypedFeatureStore
 from gnnplan.runtime.graph.dataset import Graph, rows_within_types, types_of
@@ -16,7 +17,7 @@ from gnnplan.runtime.loader.loader import PlannedLoader
 from gnnplan.runtime.plan.schema import DynamicCache
 from gnnplan.runtime.sampling.pyg import HeteroView
 from gnnplan.runtime.sampling.typed import TypedSampler
-from tests.support.plans import make_plan
+from tests.support.plans import make_plan, with_half_tables
 
 
 @pytest.fixture(scope="module")
@@ -27,9 +28,9 @@ def graph(tmp_path_factory: pytest.TempPathFactory) -> Graph:
 
 
 def loader_of(graph: Graph, folder: Path, **settings: Any) -> PlannedLoader:
-    blocks = settings.pop("blocks", True)
+    asked = {key: settings.pop(key) for key in ("blocks", "row_dtype") if key in settings}
     make_plan(graph, folder, **({"model": "rgcn", "batch_size": 64, "fanouts": [3, 2]} | settings))
-    return PlannedLoader(folder, graph, blocks=blocks)
+    return PlannedLoader(folder, graph, **asked)
 
 
 def test_rows_are_each_types_own_and_counted_so(graph: Graph, tmp_path: Path) -> None:
@@ -60,6 +61,49 @@ def test_rows_may_lie_in_a_ranks_memory(graph: Graph, tmp_path: Path, cache: boo
         assert torch.equal(found.x, expected.x)
         kinds |= {kind for kind, count in found.rows_by_source.items() if count}
     assert kinds == {"cache" if cache else "own", "host"}
+
+
+PLACED: dict[str, dict[str, Any]] = {
+    "host": {},
+    "own": {"own_rows": 300},
+    "cache": {"cache": DynamicCache(policy="lru", rows=[50])},
+}
+
+
+@pytest.mark.parametrize("placed", PLACED)
+def test_tables_of_16_bits_are_read_as_they_are_stored(
+    graph: Graph, tmp_path: Path, placed: str
+) -> None:
+    half = with_half_tables(graph, tmp_path / "half")
+    settings = PLACED[placed] | {"precision": "float16"}
+    plain = loader_of(graph, tmp_path / "plain").batches(3)
+    wide = loader_of(half, tmp_path / "wide", **settings).batches(3)
+    stored = loader_of(half, tmp_path / "stored", row_dtype=None, **settings).batches(3)
+    for expected, found, narrow in zip(plain, wide, stored, strict=True):
+        rounded = expected.x.half()
+        assert torch.equal(found.x, rounded.float())
+        assert torch.equal(narrow.x, rounded)
+        if placed == "host":
+            assert 2 * found.bytes_by_source["host"] == expected.bytes_by_source["host"]
+
+
+@pytest.mark.skipif(not has_triton(), reason="no triton, whose interpreter gathers as a GPU does")
+@pytest.mark.parametrize("placed", PLACED)
+def test_so_they_are_by_a_device_which_keeps_them_on_the_host_in_16_bits(
+    graph: Graph, tmp_path: Path, placed: str, kernel_device: torch.device
+) -> None:
+    half = with_half_tables(graph, tmp_path / "half")
+    plain = loader_of(graph, tmp_path / "plain").batches(3)
+    make_plan(
+        half, tmp_path / "plan", model="rgcn", batch_size=64, fanouts=[3, 2], **PLACED[placed]
+    )
+    loader = PlannedLoader(tmp_path / "plan", half, device=kernel_device, on_device=True)
+    sources = loader.store._table.sources.values()  # type: ignore[attr-defined]
+    assert {source.kind for source in sources} >= {"host"}
+    assert {source.table.dtype for source in sources} == {torch.float16}
+    for expected, found in zip(plain, loader.batches(3), strict=True):
+        assert torch.equal(found.x.cpu(), expected.x.half().float())
+    loader.close()
 
 
 def test_edge_types_may_have_fan_outs_of_their_own(graph: Graph, tmp_path: Path) -> None:

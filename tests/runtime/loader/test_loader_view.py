@@ -1,6 +1,9 @@
 """What a user's data keeps of edges is found by a batch's `e_id`, from the import to the batch."""
 
+import copy
 import logging
+import pickle
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,8 +12,9 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch_geometric.data import Data
+from torch_geometric.data import Batch, Data
 from torch_geometric.nn.models import GCN
+from torch_geometric.transforms import ToUndirected
 
 from gnnplan.runtime.errors import InputError, SlowerPathWarning, forget_warnings
 from gnnplan.runtime.graph.dataset import Graph, open_graph
@@ -186,6 +190,73 @@ def test_what_does_not_use_the_weights_says_so_once(
         outputs = [model(batch) for batch in loader]
     assert len(said) == 1
     assert len(outputs) == len(loader)
+
+
+FIELDS = {"edge_attr": "not used: edge_attr .*edge_data", "pos": "not used: pos .*node_data"}
+
+
+def test_a_field_that_import_left_out_says_why_and_how_to_have_it(tmp_path: Path) -> None:
+    data = users_data(pos=torch.rand(NODES, 2), score=torch.rand(NODES))
+    graph = imported(data, tmp_path)
+    make_plan(graph, tmp_path / "plan", batch_size=32, fanouts=[4, 3])
+    loader = PlannedLoader(tmp_path / "plan", graph, blocks=False)
+    forget_warnings()
+    for field, why in FIELDS.items():
+        with pytest.warns(UserWarning, match=rf"batch\.{field} is None.*import: {why}=") as said:
+            assert {getattr(batch, field) for batch in loader} == {None}
+        assert [Path(each.filename).name for each in said] == ["test_loader_view.py"]
+    batch = next(iter(loader))
+    with pytest.raises(AttributeError, match=r"score.*not known to this format.*node_data="):
+        _ = batch.score
+    with pytest.raises(AttributeError, match="neg_sampling='binary'"):
+        _ = batch.edge_label_index
+    assert getattr(batch, "score", 1) == 1
+    given = PlannedLoader(
+        tmp_path / "plan", graph, blocks=False, edge_data={"edge_attr": data.edge_attr},
+        node_data={"score": data.score},
+    )  # fmt: skip
+    for batch in given:
+        assert torch.equal(batch.edge_attr, data.edge_attr[batch.e_id])
+        assert torch.equal(batch.score, data.score[batch.n_id])
+    with pytest.raises(AttributeError, match=r"edge_attr.*PlannedLoader\(blocks=False\)"):
+        _ = next(iter(PlannedLoader(tmp_path / "plan", graph))).edge_attr
+
+
+def test_one_value_of_each_edge_that_became_its_weight_says_so(tmp_path: Path) -> None:
+    data = users_data()
+    data.edge_attr = data.edge_attr[:, :1] + 1
+    graph = imported(data, tmp_path)
+    make_plan(graph, tmp_path / "plan", batch_size=32, fanouts=[4, 3])
+    batch = next(iter(PlannedLoader(tmp_path / "plan", graph, blocks=False)))
+    forget_warnings()
+    with pytest.warns(UserWarning, match="import: edge weights: from edge_attr"):
+        assert batch.edge_attr is None
+    assert torch.equal(batch.edge_weight, data.edge_attr[batch.e_id, 0])
+
+
+def test_batches_do_in_pyg_what_datas_do(tmp_path: Path) -> None:
+    """Fields that the source never had are None without a word; copies and stores are PyG's."""
+    data = users_data()
+    graph = imported(data, tmp_path)
+    make_plan(graph, tmp_path / "plan", batch_size=32, fanouts=[4, 3])
+    batch = next(iter(PlannedLoader(tmp_path / "plan", graph, blocks=False)))
+    names = set(batch.keys())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert isinstance(batch, Data)
+        assert batch.pos is batch.time is batch.face is None
+        assert ("edge_attr" in batch, hasattr(batch, "score")) == (False, False)
+        batch.validate()
+        forms = [copy.copy(batch), copy.deepcopy(batch), pickle.loads(pickle.dumps(batch))]
+        forms += [batch.clone(), Data(**batch.to_dict()), batch.to("cpu")]
+        for form in forms:
+            assert set(form.keys()) == names
+            form.edge_attr = data.edge_attr[batch.e_id]
+            assert torch.equal(form.edge_attr, data.edge_attr[batch.e_id])
+        joined = Batch.from_data_list(forms[:2])
+        assert joined.num_nodes == 2 * batch.num_nodes
+        assert torch.equal(joined.edge_attr[: batch.num_edges], forms[0].edge_attr)
+        assert ToUndirected()(forms[2]).num_nodes == batch.num_nodes
 
 
 def test_edge_ids_are_read_for_batches_that_have_them_and_not_held_in_memory(

@@ -5,11 +5,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch_geometric.nn import GATConv, GCNConv, SAGEConv
 from torch_geometric.nn.models import GAT, GCN, GraphSAGE
 
 from gnnplan.runtime.errors import InputError
 from gnnplan.runtime.models.adjacency import torch_blocks
-from gnnplan.runtime.models.build import build_model
+from gnnplan.runtime.models.build import BlockModel, build_model
 from gnnplan.runtime.models.metrics import loss_sum
 from gnnplan.runtime.models.weights import fill_weights
 from gnnplan.runtime.plan.schema import Workload
@@ -164,6 +165,22 @@ def test_a_users_factory_may_build_one_of_our_models():
     plain = build_model(workload("sage", [2, 2]), 12, 5, "multiclass")
     for a, b in zip(found.parameters(), plain.parameters(), strict=True):
         assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize(
+    "conv",
+    [
+        SAGEConv(4, 2, aggr="max"),
+        SAGEConv(4, 2, normalize=True),
+        SAGEConv(4, 2, project=True),
+        GCNConv(4, 2, improved=True),
+        GATConv(4, 2, add_self_loops=False),
+        torch.nn.Linear(4, 2),
+    ],
+)
+def test_a_convolution_that_blocks_would_compute_otherwise_is_refused(conv: torch.nn.Module):
+    with pytest.raises(InputError, match="layer 1: expected SAGEConv of means"):
+        BlockModel([SAGEConv(8, 4), conv])
 
 
 def test_threads_that_build_at_once_get_the_same_parameters():

@@ -358,6 +358,39 @@ def test_the_model_works_unwrapped_afterwards_and_checkpoints_move_either_way(ba
     assert torch.equal(other(batch.x, edge_index), model(batch.x, edge_index))
 
 
+def test_a_convolution_with_a_forward_of_its_own_keeps_it(batch):
+    model = ByHand(SAGEConv).eval()
+    plain = model.first.forward
+    model.first.forward = lambda x, edge_index: 2 * plain(x, edge_index)
+    edge_index = torch_blocks(batch)[0].edge_index()
+    expected = model(batch.x, edge_index)[:40]
+    wrapped = planned(model)
+    with pytest.warns(UserWarning, match="runs unchanged"):
+        torch.testing.assert_close(wrapped(batch), expected)
+    torch.testing.assert_close(wrapped(batch), expected)
+
+
+class Shared(nn.Module):
+    """Two parts with one convolution between them."""
+
+    def __init__(self):
+        super().__init__()
+        conv = SAGEConv(12, 12)
+        self.first, self.second = nn.ModuleList([conv]), nn.ModuleList([conv])
+
+    def forward(self, x, edge_index):
+        return self.second[0](self.first[0](x, edge_index).relu(), edge_index)
+
+
+def test_a_convolution_of_two_layers_runs_on_the_block_of_each(batch):
+    model = Shared()
+    wrapped = planned(model)
+    found = wrapped(batch)
+    assert wrapped.uses_blocks
+    expected = model(batch.x, torch_blocks(batch)[0].edge_index())[:40]
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
 class Around(nn.Module):
     """As DistributedDataParallel and Lightning have it: the wrapped model is a part."""
 

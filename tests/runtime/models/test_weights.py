@@ -6,7 +6,12 @@ from torch_geometric.nn import GCNConv
 from gnnplan.runtime.errors import InputError
 from gnnplan.runtime.models.adjacency import torch_blocks
 from gnnplan.runtime.models.build import build_model
-from gnnplan.runtime.models.weights import count_self_loops, fill_weights
+from gnnplan.runtime.models.weights import (
+    _sampled_degrees,
+    count_self_loops,
+    fill_weights,
+    sampled_degrees,
+)
 from gnnplan.runtime.plan.schema import Workload
 from gnnplan.runtime.sampling.minibatch import Block, Dialect, MiniBatch
 
@@ -85,6 +90,29 @@ def test_estimator_weights_scale_gcn_as_means():
     assert found.weight is not None
     assert found.e_id.tolist() == [7, 8, -1]
     np.testing.assert_allclose(found.weight, [1.2 / 10**0.5, 0.8 / 10**0.5, 0.2], rtol=1e-6)
+
+
+def test_more_neighbours_are_counted_than_float32_adds_one_by_one():
+    count = 5 << 22  # 2^24 and a quarter
+    block = Block(
+        num_src=2,
+        num_dst=1,
+        indptr=np.array([0, count]),
+        indices=np.ones(count, np.int32),
+    )
+    batch = MiniBatch(
+        blocks=[block],
+        n_id=np.array([0, 1]),
+        seeds=np.array([0]),
+        input_id=np.array([0]),
+        dialect=Dialect.FIRST_SEEN,
+        num_sampled_nodes=[1, 1],
+        num_sampled_edges=[count],
+    )
+    expected = [(count + 1) ** -0.5, 1.0]
+    np.testing.assert_allclose(_sampled_degrees(batch, block)[1], expected, rtol=1e-6)
+    found = sampled_degrees(torch_blocks(batch)[0], None)[1]
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
 def test_sage_blocks_are_left_as_they_are(make_csc, make_batch):

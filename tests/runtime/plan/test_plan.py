@@ -2,10 +2,12 @@
 
 import hashlib
 import io
+import itertools
 import json
 import re
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,10 +16,20 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from gnnplan.runtime import codec
+from gnnplan.planner.request import check_output
+from gnnplan.runtime import codec, folders
 from gnnplan.runtime.errors import PlanError
+from gnnplan.runtime.folders import Unfinished
 from gnnplan.runtime.graph.dataset import Graph
-from gnnplan.runtime.plan.io import PLAN_FILE, load_array, load_plan, save_plan, with_identity
+from gnnplan.runtime.plan import io as plan_io
+from gnnplan.runtime.plan.io import (
+    PLAN_FILE,
+    load_array,
+    load_plan,
+    refuse_foreign_folder,
+    save_plan,
+    with_identity,
+)
 from gnnplan.runtime.plan.schema import (
     Certificate,
     Device,
@@ -204,6 +216,16 @@ def test_truncated_files_are_refused(tmp_path: Path):
         load_plan(tmp_path / "p")
 
 
+def test_a_link_to_a_folder_stays_and_leads_to_the_plan(tmp_path: Path):
+    (tmp_path / "large").mkdir()
+    (tmp_path / "p").symlink_to("large")
+    for version in ("0", "1"):
+        saved = save_plan(replace(example(), version=version), ARRAYS, tmp_path / "p")
+        assert load_plan(tmp_path / "large") == saved
+    assert (tmp_path / "p").is_symlink()
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["large", "p"]
+
+
 def test_a_folder_that_is_no_plan_is_refused(tmp_path: Path):
     with pytest.raises(PlanError, match=r"found no plan\.json"):
         load_plan(tmp_path)
@@ -290,6 +312,112 @@ def test_a_trained_plan_is_kept_whole_where_another_takes_its_name(
     assert load_plan(tmp_path / "p.previous", verify_arrays=True).plan_id == first.plan_id
     kept = tmp_path / "p.previous" / "run" / "checkpoints" / "weights"
     assert kept.read_text() == "hours of work"
+
+
+@pytest.mark.parametrize("how", ["interrupted", "killed"])
+def test_a_trained_plan_is_kept_where_its_process_ends_as_another_takes_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """They have changed places, and the trained one bears the name of what was being written."""
+    first = save_plan(example(), ARRAYS, tmp_path / "p")
+    (tmp_path / "p" / "run").mkdir()
+    take_name = folders.take_name
+
+    def end(made: Path, target: Path) -> None:
+        take_name(made, target)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(plan_io, "take_name", end)
+        if how == "killed":
+            patch.setattr(plan_io, "_leave_name", lambda *_: None)
+            patch.setattr(Unfinished, "remove", lambda _: None)
+        with pytest.raises(KeyboardInterrupt):
+            save_plan(replace(example(), version="1"), ARRAYS, tmp_path / "p")
+    other = save_plan(replace(example(), version="2"), ARRAYS, tmp_path / "p")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["p", "p.previous"]
+    assert load_plan(tmp_path / "p") == other
+    assert load_plan(tmp_path / "p.previous", verify_arrays=True) == first
+    assert (tmp_path / "p.previous" / "run").is_dir()
+
+
+def test_what_a_killed_process_left_of_a_plan_is_removed_by_the_next(tmp_path: Path) -> None:
+    code = (
+        "import os, sys; from pathlib import Path\n"
+        "from gnnplan.runtime.plan.io import plan_in_making\n"
+        "with plan_in_making(Path(sys.argv[1])) as made:\n"
+        "    (made / 'own.npy').write_bytes(b'much')\n"
+        "    os.kill(os.getpid(), 9)\n"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tmp_path / "p")], check=False)
+    (left,) = tmp_path.iterdir()
+    assert (left / "own.npy").is_file()
+    with plan_io.plan_in_making(tmp_path / "q") as living:
+        save_plan(example(), ARRAYS, tmp_path / "p")
+        assert sorted(path.name for path in tmp_path.iterdir()) == sorted([living.name, "p"])
+
+
+def test_a_plan_in_whose_folder_a_training_runs_is_not_replaced(tmp_path: Path) -> None:
+    first = save_plan(example(), ARRAYS, tmp_path / "p")
+    (tmp_path / "p" / "run").mkdir()
+    with folders.hold(tmp_path / "p" / "run"):
+        for make in (refuse_foreign_folder, lambda p: save_plan(example(), {}, p), check_output):
+            with pytest.raises(PlanError, match=r"found a training that runs in its folder run; "):
+                make(tmp_path / "p")
+    assert [path.name for path in tmp_path.iterdir()] == ["p"]
+    assert load_plan(tmp_path / "p") == first
+    save_plan(replace(example(), version="1"), ARRAYS, tmp_path / "p")
+    assert load_plan(tmp_path / "p.previous") == first
+
+
+def copy_until(number: int, source: Path, out: Path, patch: pytest.MonkeyPatch) -> bool:
+    """Copy a plan, ending before the n-th name is changed or removed; whether all was done."""
+    numbers = itertools.count()
+
+    def counted(call: Any) -> Any:
+        def end_or_call(*args: Any, **named: Any) -> Any:
+            if next(numbers) == number:
+                raise KeyboardInterrupt
+            return call(*args, **named)
+
+        return end_or_call
+
+    for name in ("rename", "unlink"):
+        patch.setattr(Path, name, counted(getattr(Path, name)))
+    with suppress(KeyboardInterrupt):
+        plan_io.copy_plan(source, out)
+    return next(numbers) <= number
+
+
+@pytest.mark.parametrize("how", ["interrupted", "killed"])
+def test_a_plan_that_is_copied_is_the_one_or_the_other_whenever_its_process_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    one, two = tmp_path / "1", tmp_path / "2"
+    plans = [
+        save_plan(replace(example(), version=folder.name), arrays, folder)
+        for folder, arrays in (
+            (one, {"both": np.arange(3), "first": np.arange(4)}),
+            (two, {"both": np.arange(5), "second": np.arange(4)}),
+        )
+    ]
+    found, is_done = list[Plan](), False
+    while not is_done:
+        out = tmp_path / f"out-{len(found)}"
+        plan_io.copy_plan(one, out)
+        (out / "run").mkdir()
+        with monkeypatch.context() as patch:
+            if how == "killed":
+                patch.setattr("shutil.rmtree", lambda *_, **__: None)
+            is_done = copy_until(len(found), two, out, patch)
+        found.append(load_plan(out, verify_arrays=True))
+        assert {path.name for path in out.glob("*.npy")} == {
+            ref.file for ref in found[-1].arrays.values()
+        }
+        assert (out / "run").is_dir()
+        assert plan_io.copy_plan(two, out) == load_plan(out, verify_arrays=True) == plans[1]
+    assert len(found) >= 6
+    assert found == [plans[0]] * 2 + [plans[1]] * (len(found) - 2)
 
 
 def test_a_plan_that_was_not_trained_is_replaced(tmp_path: Path) -> None:

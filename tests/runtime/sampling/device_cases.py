@@ -34,10 +34,13 @@ def random_weights(graph: Graph, number: int) -> NDArray[np.float32]:
     return weights
 
 
-def seeds_of(graph: Graph, count: int) -> NDArray[np.int64]:
-    """The last node, the first, and others anew in every run."""
+def seeds_of(graph: Graph, count: int, number: int | None = None) -> NDArray[np.int64]:
+    """The last node, the first, and others: anew in every run, or those of a number.
+
+    What holds for any seeds is held for new ones; what is counted of a batch depends on them.
+    """
     num_nodes = len(graph[0]) - 1
-    middle = np.random.default_rng().permutation(np.arange(1, num_nodes - 1))
+    middle = np.random.default_rng(number).permutation(np.arange(1, num_nodes - 1))
     return np.concatenate([[num_nodes - 1, 0], middle])[:count].astype(np.int64)
 
 

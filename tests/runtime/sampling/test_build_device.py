@@ -65,7 +65,7 @@ def test_a_plans_sampler_draws_the_hosts_batches(
 def test_a_sampler_without_a_form_on_a_device_is_named(
     kernel_device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(SAMPLERS, "toy", SamplerSpec(name="toy", cpu=""))
+    monkeypatch.setitem(SAMPLERS, "toy", SamplerSpec(name="toy", cpu="", unequal=False))
     with pytest.raises(SamplerError, match="sampler toy: expected one with a form on a GPU"):
         both("toy", "first_seen", {}, kernel_device)
 

@@ -1,5 +1,6 @@
 """Layer-wise samplers: equal to their definition, and refusing what cannot be used."""
 
+import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -15,6 +16,25 @@ from gnnplan.runtime.sampling.statistics import Estimator
 from tests.reference.layerwise import sample_layerwise_reference
 
 Graph = tuple[NDArray[np.int64], NDArray[np.integer]]
+
+
+def test_fastgcn_begins_in_little_more_than_it_keeps() -> None:
+    nodes, degree = 1 << 17, 8
+    indptr = np.arange(0, nodes * degree + 1, degree)
+    indices = np.arange(nodes * degree, dtype=np.int32) % nodes
+    settings: dict[str, Any] = {"method": "fastgcn", "replace": True}
+    LayerwiseSampler(indptr[:9], indices[:64] % 8, [4], **settings)  # compiles
+    tracemalloc.start()
+    try:
+        sampler = LayerwiseSampler(indptr, indices, [4], **settings)
+        kept, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert sampler.graph.fixed is not None
+    assert kept < 24 * nodes
+    assert peak < 29 * nodes
+
+
 WAYS = [
     ("ladies", "fro", False),
     ("ladies", "count2", False),

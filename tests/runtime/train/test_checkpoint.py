@@ -6,7 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from gnnplan.runtime.train.recovery import list_checkpoints, load_newest, save_checkpoint
+from gnnplan.runtime.train.recovery import (
+    list_checkpoints,
+    load_newest,
+    newest_name,
+    save_checkpoint,
+)
 
 
 def state_of(step: int) -> dict[str, object]:
@@ -43,6 +48,16 @@ def test_training_that_goes_on_keeps_as_many_as_were_asked_for(tmp_path: Path, k
         save_checkpoint(tmp_path, step, state_of(step), keep=keep)
         steps = [int(path.name[11:21]) for path in list_checkpoints(tmp_path)]
         assert steps == list(range(max(1, step - keep + 1), step + 1))
+
+
+def test_a_checkpoint_that_is_removed_while_another_rank_lists_them_ends_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rank that fails lists them for its record, while rank 0 may be saving the next."""
+    saved = save_checkpoint(tmp_path, 9, state_of(9), keep=2)
+    gone = tmp_path / "checkpoint-0000000007-0123456789ab.pt"
+    monkeypatch.setattr(Path, "iterdir", lambda _: iter([saved, gone]))
+    assert newest_name(tmp_path) == saved.name
 
 
 def test_a_step_has_one_checkpoint(tmp_path: Path) -> None:

@@ -12,11 +12,12 @@ from gnnplan.runtime.graph.dataset import Graph, types_of
 from gnnplan.runtime.graph.generate import generate_typed
 from gnnplan.runtime.launch import launch
 from gnnplan.runtime.launch.config import RunConfig
+from gnnplan.runtime.loader.topology import sort_lists
 from gnnplan.runtime.models.adjacency import torch_blocks
 from gnnplan.runtime.models.build import build_model
 from gnnplan.runtime.plan.schema import Workload
 from gnnplan.runtime.report import RunReport
-from gnnplan.runtime.sampling.typed import typed_sampler
+from gnnplan.runtime.sampling.typed import SortedByType, typed_sampler
 from gnnplan.runtime.train.evaluate import evaluate
 from tests.support.plans import make_plan
 
@@ -86,6 +87,20 @@ def test_exact_evaluation_uses_all_neighbours_of_every_type(graph: Graph) -> Non
     expected = float((logits.argmax(1).numpy() == graph.y[ids]).mean())
     assert score.value == pytest.approx(expected)
     assert score.count == len(ids)
+
+
+def test_an_evaluation_takes_lists_that_are_sorted_already(
+    graph: Graph, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workload = Workload(model="rgcn", hidden=8, fanouts=[2, 2], seed=1)
+    model = build_model(
+        workload, graph.feature_dim, graph.num_classes, "multiclass", types=types_of(graph)
+    )
+    ids, lists = graph.val_idx, sort_lists(graph, keep_order=False)
+    expected = evaluate(model, graph, None, ids, workload=workload, fanouts=[3, 2])
+    monkeypatch.setattr(SortedByType, "of", lambda *_, **__: pytest.fail("sorted again"))
+    found = evaluate(model, graph, None, ids, workload=workload, fanouts=[3, 2], lists=lists)
+    assert found == expected
 
 
 @pytest.mark.distributed

@@ -1,5 +1,6 @@
 """Runs that end, or are stopped, while a plan is on trial: what they go on under, and try."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -7,12 +8,21 @@ from typing import Any, Literal
 
 import pytest
 
-from gnnplan.runtime import worker
-from gnnplan.runtime.faults.failure import TRIAL_MARK
+from gnnplan.runtime import codec, worker
+from gnnplan.runtime.errors import InputError
+from gnnplan.runtime.faults.failure import TRIAL_MARK, plan_on_trial
 from gnnplan.runtime.faults.heartbeat import Heartbeat
+from gnnplan.runtime.folders import hold
 from gnnplan.runtime.graph.dataset import Graph
 from gnnplan.runtime.launch import launch
-from gnnplan.runtime.launch.config import RanksOffer, RunConfig, Trials, read_offer, write_offer
+from gnnplan.runtime.launch.config import (
+    RanksOffer,
+    RunConfig,
+    Trials,
+    end_trial,
+    read_offer,
+    write_offer,
+)
 from gnnplan.runtime.plan.io import copy_plan, load_plan
 from gnnplan.runtime.report import RunReport
 from gnnplan.runtime.train import trials as trials_module
@@ -121,6 +131,24 @@ def test_a_plan_on_other_ranks_is_not_tried_where_its_turn_would_not_end(
     assert legs == [str(plans[0])]
 
 
+@pytest.mark.parametrize("least", [24, 25])
+def test_a_plan_on_other_ranks_is_left_where_its_starts_would_not_pay_any_more(
+    plans: list[Path], unswitched: RunReport, tmp_path: Path, legs: list[str], least: int
+) -> None:
+    """Of eight epochs 25 steps are left when it could be tried; what it needs is not forgotten."""
+    run = tmp_path / "run"
+    write_trials(run, [plans[0]], [0])
+    offer = RanksOffer(folder=str(plans[1]), least_steps=least)
+    write_offer(run, offer)
+    report = launch_here(plans[0], run, resume=True)
+    assert legs[:2] == [str(plan) for plan in plans[: 26 - least]]
+    assert report.losses == unswitched.losses[STEPS - len(report.losses) :]
+    found = read_offer(run)
+    assert found is not None
+    assert found.least_steps == least
+    assert (found == offer) == (least == 25)
+
+
 def test_a_plan_on_trial_when_the_user_stops_is_tried_when_the_run_resumes(
     plans: list[Path], unswitched: RunReport, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     legs: list[str],
@@ -185,6 +213,36 @@ def test_a_run_that_was_moved_with_its_plans_goes_on_under_them(
     assert read_offer(run) == RanksOffer(
         folder=str(moved[1]), folder_before=str(moved[0]), in_use=True
     )
+    codec.write_text_atomically(run / TRIAL_MARK, json.dumps({"folder": str(own[1])}))
+    assert plan_on_trial(run) == moved[1]
+    end_trial(run)  # the mark names the plan that was offered
+    assert read_offer(run) == RanksOffer(folder=str(moved[1]))
+
+
+def test_a_training_that_is_refused_a_runs_folder_leaves_that_run_where_it_is(
+    plans: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That run trains on other ranks meanwhile, and is to keep them, interrupted or not."""
+    monkeypatch.setattr(launch, "END_PATIENCE_SECONDS", 0.2)
+    run = tmp_path / "run"
+    write_trials(run, plans[:1], [0])
+    offer = RanksOffer(folder=str(plans[1]), folder_before=str(plans[0]), in_use=True)
+    write_offer(run, offer)
+    codec.write_text_atomically(run / TRIAL_MARK, json.dumps({"folder": str(plans[1])}))
+    with hold(run):
+        with pytest.raises(InputError, match="expected no other training in this folder"):
+            launch_here(plans[0], run, resume=True)
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(launch, "prepare_run", lambda *_: pytest.fail("it begins"))
+            patch.setattr(launch, "alone_in", interrupted)
+            launch_here(plans[0], run, resume=True)
+    assert read_offer(run) == offer
+    assert plan_on_trial(run) == plans[1]
+
+
+def interrupted(_: Path) -> Any:
+    """As Ctrl-C while a training waits for the one before it to end."""
+    raise KeyboardInterrupt
 
 
 def test_a_new_launcher_is_told_what_the_run_keeps(

@@ -11,12 +11,16 @@ from gnnplan.planner.cost.backends.grid import (
     Fetched,
     fetch_sizes,
     fetch_times,
+    fetched_for,
+    gpu_fetch_times,
     grid_parts,
     link_words,
     probability_seconds,
     replications,
     sent_bytes,
 )
+from gnnplan.planner.cost.request import seeds_per_rank
+from gnnplan.planner.probe.presets import load_preset
 from gnnplan.planner.profile.draw import drawer
 from gnnplan.planner.profile.presample import stack_profile
 from gnnplan.planner.workload import BatchProfile, StackProfile
@@ -29,7 +33,7 @@ from gnnplan.runtime.sampling.minibatch import Request
 from gnnplan.runtime.sampling.neighbor import NeighborSampler
 from gnnplan.runtime.sampling.seeds import SeedSchedule
 from gnnplan.runtime.stages import Stage
-from tests.planner.cost.by_hand import at, times, work
+from tests.planner.cost.by_hand import at, request, times, work
 from tests.support.candidates import candidate_of_ranks
 from tests.support.inprocess import run_in_process
 from tests.support.machines import machine
@@ -111,6 +115,32 @@ def test_a_rank_keeps_its_share_of_the_lists() -> None:
     # Half of 8 * 1001 + 4 * 50000 bytes, and a directory; the first hop's rows twice.
     assert parts["topology"] == 104_004 + 8008
     assert parts["stack"] == 2 * (80 + 400)
+
+
+def test_weights_that_the_sampler_reads_come_with_the_columns() -> None:
+    gpus = [f"gpu{g}" for g in range(4)]
+    four = candidate_of_ranks(gpus=gpus, topology="partitioned", replication=2)
+    seeds = seeds_per_rank(request().workload.batch_size, 4)
+    stack = StackProfile(
+        seeds_per_rank=seeds, sizes=[1.0, 4.0], rows=[[10.0] * 2, [20.0] * 2],
+        entries=[[100.0] * 2, [50.0] * 2],
+    )  # fmt: skip
+    asked = replace(request(), profile=replace(request().profile, stacks={str(seeds): stack}))
+    by_weights = Sampler(name="ladies", parameters={"weights": "graph"})
+    plain, weighted = (
+        fetched_for(replace(asked, user_sampler=each), four) for each in (Sampler(), by_weights)
+    )
+    assert (plain.rows, plain.entries) == (weighted.rows, weighted.entries)
+    # 4 bytes of 150 entries, halved over the columns: half of them to owners, all to the mate.
+    assert sent_bytes(weighted, 4, 2) - sent_bytes(plain, 4, 2) == pytest.approx(75 * 4 * 1.5)
+    stacks = [grid_parts(four, asked.graph, each)["stack"] for each in (plain, weighted)]
+    assert stacks == [2 * (80 + 400), 2 * (80 + 800)]
+    mine = work(four, load_preset("dgx-a100"), RankRows(rows={}, working_rows={}, shares={}))
+    seconds = [
+        at(gpu_fetch_times(times({"sample": 1e-3}), mine, each), "sample")
+        for each in (plain, weighted)
+    ]
+    assert seconds[0] < seconds[1]
 
 
 @pytest.mark.parametrize("ranks", [2, 4, 6, 8, 12, 16, 64])

@@ -82,7 +82,7 @@ def test_dependent_labor_starts_as_many_more_kernels_as_is_priced(
     hops: int, count: Callable[..., int], kernel_device: torch.device
 ) -> None:
     graph = random_graph(1)
-    topology, seeds = topology_of(graph, kernel_device), seeds_of(graph, 6)
+    topology, seeds = topology_of(graph, kernel_device), seeds_of(graph, 6, 0)
 
     def kernels(kappa: int) -> int:
         sampler = DeviceLaborSampler(
@@ -104,5 +104,5 @@ def test_local_neighbours_start_as_many_kernels_as_the_law_says(
         ring=np.zeros(len(graph[0]) - 1, np.uint8), factor=4.0,
         correction=Correction.REPLACEMENT, dialect=Dialect.FIRST_SEEN,
     )  # fmt: skip
-    found = count(lambda: sampler.sample(seeds_of(graph, 6), epoch=0, step=0))
+    found = count(lambda: sampler.sample(seeds_of(graph, 6, 0), epoch=0, step=0))
     assert batch_launches(replace(ONE), hops, sampler="las") == pytest.approx(found, rel=0.05)

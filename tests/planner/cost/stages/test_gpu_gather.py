@@ -1,5 +1,6 @@
 """The grid's cap and the way to peers follow from the machine's rates."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -7,7 +8,7 @@ import pytest
 from gnnplan.planner.candidate import Candidate, PlacedRows, RankRows
 from gnnplan.planner.cost.rates import MachineTable
 from gnnplan.planner.cost.stages import exchange_gpu
-from gnnplan.planner.cost.stages.exchange_gpu import peer_way
+from gnnplan.planner.cost.stages.exchange_gpu import most_in_transit, peer_way, transit_parts
 from gnnplan.planner.cost.stages.gather_gpu import (
     Flow,
     fewest_programs,
@@ -17,7 +18,9 @@ from gnnplan.planner.cost.stages.gather_gpu import (
 from gnnplan.planner.machine.model import Table
 from gnnplan.planner.probe.presets import load_preset
 from gnnplan.runtime.plan.schema import Threads
+from tests.planner.cost.by_hand import request
 from tests.support.candidates import candidate_of_ranks
+from tests.support.profiles import exactly
 
 
 def placed(**rows: float) -> PlacedRows:
@@ -92,3 +95,19 @@ def test_many_narrow_rows_of_peers_are_exchanged(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(exchange_gpu, "read_seconds", lines)
     assert peer_way(machine, chosen, placed(peer=1e6), 8) == "exchange"
     assert peer_way(machine, chosen, placed(peer=10.0), 8) == "mapped"
+    many = [replace(batch, vertices=[*batch.vertices[:-1], exactly(1e6)]) for batch in
+            request(machine).profile.batches]  # fmt: skip
+    narrow = replace(request(machine).graph, feature_dim=2)
+    asked = replace(
+        request(machine), graph=narrow, profile=replace(request(machine).profile, batches=many)
+    )
+    each = replace(placed(peer=5e5, own=5e5).ranks[0], shares={"peer": 0.5, "own": 0.5})
+    half = replace(placed(), ranks=[each, each])
+    # Half of a million rows of 8 bytes and their ids come, and as many go; all may, by placement.
+    (part, *_) = transit_parts(asked, chosen, half)
+    assert part == {"rows in transit": 2 * 500_000 * 16}
+    assert most_in_transit(asked, chosen, disk=False) == 2 * 1_000_000 * 16
+    ahead = replace(chosen, threads=replace(chosen.threads, sample=1))
+    assert transit_parts(asked, ahead, half) == [{}] * len(half.ranks)
+    assert most_in_transit(asked, ahead, disk=False) == 0
+    assert most_in_transit(asked, ahead, disk=True) == 1_000_000 * 16

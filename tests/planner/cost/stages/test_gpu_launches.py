@@ -107,7 +107,7 @@ def count(monkeypatch: pytest.MonkeyPatch, kernel_device: torch.device) -> Calla
 
 
 def requests_of(graph: Any, k: int) -> list[Request]:
-    return [Request(seeds=seeds_of(graph, 6), epoch=0, step=step) for step in range(k)]
+    return [Request(seeds=seeds_of(graph, 6, 0), epoch=0, step=step) for step in range(k)]
 
 
 @pytest.mark.parametrize(("dialect", "hops"), [(Dialect.FIRST_SEEN, 2), (Dialect.EVERY_HOP, 1)])
@@ -117,7 +117,7 @@ def test_neighbours_start_as_many_kernels_as_the_law_says(
     graph, every_hop = random_graph(1), dialect is Dialect.EVERY_HOP
     topology = topology_of(graph, kernel_device)
     sampler = DeviceNeighborSampler(topology, [2] * hops, device=kernel_device, dialect=dialect)
-    seeds = seeds_of(graph, 6)
+    seeds = seeds_of(graph, 6, 0)
     alone = count(lambda: sampler.sample(seeds, epoch=0, step=0))
     assert batch_launches(ONE, hops, every_hop=every_hop) == pytest.approx(alone, rel=0.1)
     batch = sampler.sample(seeds, epoch=0, step=0)
@@ -140,7 +140,7 @@ def test_neighbours_by_type_start_as_many_kernels_as_the_law_says(
         topology_of((rows.ends, rows.indices), kernel_device), [[2] * hops] * 3,
         device=kernel_device, dialect=dialect, node_type=np.zeros(len(indptr) - 1, np.int32),
     )  # fmt: skip
-    seeds = seeds_of((indptr, indices), 6)
+    seeds = seeds_of((indptr, indices), 6, 0)
     alone = count(lambda: sampler.sample(seeds, epoch=0, step=0))
     every_hop = dialect is Dialect.EVERY_HOP
     assert batch_launches(ONE, hops, sampler=BY_TYPE, every_hop=every_hop) == pytest.approx(
@@ -203,7 +203,7 @@ def test_room_for_a_stack_is_what_the_runtime_counts(
         topology_of(graph, kernel_device), [3, 2], device=kernel_device, dialect=dialect,
         edge_ids=True,
     )  # fmt: skip
-    batch = sampler.sample(seeds_of(graph, 8), epoch=0, step=0)
+    batch = sampler.sample(seeds_of(graph, 8, 0), epoch=0, step=0)
 
     def spread(value: int) -> Spread:
         return Spread(mean=value, std=0.0, p99=value, largest=value)
@@ -287,7 +287,7 @@ def test_a_step_of_rgcn_starts_what_the_host_is_charged_for(
     node_type = (np.arange(len(indptr) - 1) % 2).astype(np.int32)
     edge_type = np.arange(len(indices)) % relations
     sampler = TypedSampler(indptr, indices, edge_type, fanouts, node_type=node_type)
-    batch = sampler.sample(seeds_of((indptr, indices), 9), epoch=0, step=0)
+    batch = sampler.sample(seeds_of((indptr, indices), 9, 0), epoch=0, step=0)
     batch.x, batch.y = torch.ones(len(batch.n_id), 8), torch.zeros(9, dtype=torch.int64)
     batch.device_blocks = torch_blocks(batch)
     work = Workload(model="rgcn", fanouts=[2] * layers, num_layers=layers, hidden=8)

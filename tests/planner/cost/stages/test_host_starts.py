@@ -16,8 +16,9 @@ from gnnplan.planner.cost.step import combine_ranks
 from gnnplan.planner.cost.terms import add_terms
 from gnnplan.planner.machine.model import MachineModel
 from gnnplan.planner.probe.presets import load_preset
-from gnnplan.runtime.plan.schema import Sampler, Threads
+from gnnplan.runtime.plan.schema import Sampler, Threads, TopologyPlacement
 from gnnplan.runtime.stages import Stage
+from tests.golden_plans.timings import with_gpu
 from tests.planner.cost.by_hand import work
 from tests.planner.cost.test_gpu import candidate, rows
 from tests.support.candidates import candidate_of_ranks
@@ -79,6 +80,57 @@ def test_every_way_is_charged_for_the_starts_of_one_count(way: str, machine: Mac
     ]
     assert steps[0] <= steps[1] <= steps[2]
     assert chosen.threads.sample or steps[0] < steps[1] < steps[2]
+
+
+def test_a_kappa_of_the_users_own_is_priced_as_one_that_is_chosen(machine: MachineModel) -> None:
+    plain = work_of(ALONE, machine)
+    alone = timed(plain)
+    chosen = timed(work_of(replace(ALONE, sampler=DEPENDENT), machine))
+    mine = timed(replace(plain, user_parameters={"kappa": 4}))
+    assert mine.stages == chosen.stages != alone.stages
+    assert mine.device == chosen.device
+    stacked = replace(ALONE, bulk_batches=8)
+    one, eight = (
+        timed(replace(work_of(each, machine), user_parameters={"kappa": 4})).device.host
+        - timed(work_of(each, machine)).device.host
+        for each in (ALONE, stacked)
+    )
+    assert eight == pytest.approx(one / 8)
+    frozen: list[dict[str, float | str]] = [{"kappa": "inf"}, {"kappa": 4, "dependence": "frozen"}]
+    for parameters in frozen:
+        assert timed(replace(plain, user_parameters=parameters)) == alone
+    # A GPU that is here was timed with it.
+    here = replace(plain, timing=with_gpu(plain.timing, plain.batch, captures=False))
+    assert timed(replace(here, user_parameters={"kappa": 4})) == timed(here)
+    assert timed(replace(here, candidate=replace(ALONE, sampler=DEPENDENT))) != timed(here)
+
+
+def test_lists_that_a_preference_of_the_users_own_reads_are_counted(machine: MachineModel) -> None:
+    plain = replace(work_of(ALONE, machine), sampler="las")
+    listed = 50 * sum(each.mean for each in plain.batch.edges)
+    mine = replace(
+        plain, user_parameters={"factor": 4.0}, batch=replace(plain.batch, list_entries=listed)
+    )
+    chosen = replace(
+        plain, candidate=replace(ALONE, sampler=Sampler(name="las", parameters={"factor": 4.0})),
+        batch=replace(plain.batch, read_edges=listed),
+    )  # fmt: skip
+    assert timed(mine) == timed(chosen)
+    assert timed(mine).seconds(Stage.SAMPLE) > 2 * timed(plain).seconds(Stage.SAMPLE)
+    here = replace(mine, timing=with_gpu(plain.timing, plain.batch, captures=False))
+    copied = replace(ALONE, topology=TopologyPlacement(policy="replicated"))
+    near, known = timed(replace(here, candidate=copied)), here.timing.gpu
+    assert known is not None
+    loop = known.loop(captured=False, ahead=False)
+    assert near.seconds(Stage.SAMPLE) == pytest.approx(loop.stages["sample"])
+    assert timed(here).seconds(Stage.SAMPLE) > near.seconds(Stage.SAMPLE)
+
+
+def test_parameters_that_a_gpus_sampling_is_priced_without_are_named(machine: MachineModel) -> None:
+    mine = replace(work_of(ALONE, machine), user_parameters={"weights": "graph", "variant": 1})
+    said = timed(mine).stages[Stage.SAMPLE].provenance
+    assert "priced as without variant 1, weights graph" in said
+    assert "priced as without" not in timed(work_of(ALONE, machine)).stages[Stage.SAMPLE].provenance
 
 
 def test_a_shared_batch_is_charged_for_the_starts_of_the_same_count(machine: MachineModel) -> None:

@@ -70,7 +70,7 @@ def test_a_hop_that_two_ranks_share_starts_as_many_more_kernels_as_is_charged(
 ) -> None:
     lists = random_graph(1)
     owners = Owners(2, num_nodes=len(lists[0]) - 1)
-    topology, seeds = topology_of(lists, kernel_device), seeds_of(lists, 12)
+    topology, seeds = topology_of(lists, kernel_device), seeds_of(lists, 12, 0)
     own = seeds[owners.of(seeds) == 0]
     alone = DeviceNeighborSampler(topology, [3, 3], device=kernel_device, dialect=dialect)
     half: Any = Half(torch.from_numpy(own[:3].copy()).to(kernel_device))

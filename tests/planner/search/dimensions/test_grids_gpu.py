@@ -127,7 +127,7 @@ def test_a_fetch_starts_as_many_kernels_as_is_priced(
     grid = open_grid(Communicator(), 1)
     shard = cut_shard(*lists, None, grid)
     topology = GridTopology.open(shard, grid, kernel_device, edge_ids=False)
-    nodes = torch.from_numpy(seeds_of(lists, 6)).to(kernel_device)
+    nodes = torch.from_numpy(seeds_of(lists, 6, 0)).to(kernel_device)
     found = count(lambda: topology.lists_of(nodes))
     assert found == pytest.approx(FETCH_KERNELS, rel=0.1)
 

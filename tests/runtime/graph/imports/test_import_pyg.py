@@ -1,5 +1,7 @@
 """Saved PyG objects: what is accepted besides a plain Data, and what is refused."""
 
+import copy
+import pickle
 import sys
 import types
 import warnings
@@ -53,12 +55,12 @@ def test_the_folder_of_a_pyg_dataset_is_taken_by_its_processed_graph(tmp_path: P
         import_graph(root, tmp_path / "h")
 
 
-@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr])
+@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr, torch.sparse_csc])
 def test_sparse_features_are_read(tmp_path: Path, layout: torch.layout):
     dense = torch.tensor([[0.0, 2.0], [0.0, 0.0], [3.0, 4.0]])
     with warnings.catch_warnings():
         # torch says once per process that its CSR layout is in beta.
-        warnings.filterwarnings("ignore", message="Sparse CSR")
+        warnings.filterwarnings("ignore", message="Sparse CS")
         x = dense.to_sparse(layout=layout)
     graph = load(Data(edge_index=PAIRS, x=x), tmp_path)
     np.testing.assert_array_equal(graph.x, dense.numpy())
@@ -82,6 +84,15 @@ def test_weights_types_and_column_masks_are_read(tmp_path: Path):
     assert (graph.train_idx.tolist(), graph.val_idx.tolist()) == ([1], [0])
     with pytest.raises(DatasetError, match="a split from 0 to 1, found 2"):
         load(data, tmp_path, split_index=2)
+
+
+def test_labels_that_bfloat16_does_not_tell_apart_are_refused(tmp_path: Path):
+    y = torch.tensor([0, 255, 1])
+    graph = load(Data(edge_index=PAIRS, y=y.bfloat16()), tmp_path)
+    assert graph.y is not None
+    assert graph.y.tolist() == y.tolist()
+    with pytest.raises(DatasetError, match="expected y of which no digit is lost, found bfloat16"):
+        load(Data(edge_index=PAIRS, y=(y + 2).bfloat16()), tmp_path)
 
 
 def test_float_labels_of_several_columns_are_multilabel(tmp_path: Path):
@@ -128,6 +139,23 @@ def test_rows_of_adj_t_hold_in_neighbours(tmp_path: Path, layout: torch.layout):
     assert (graph.indptr.tolist(), graph.indices.tolist()) == ([0, 1, 2, 4], [2, 0, 1, 2])
     assert graph.edge_weight is not None
     assert graph.edge_weight.tolist() == [3, 1, 2, 4]
+
+
+@pytest.mark.parametrize("name", ["adj", "adj_t"])
+def test_values_beside_a_matrix_of_another_order_are_left(name: str, tmp_path: Path):
+    place = PAIRS if name == "adj" else PAIRS.flip(0)
+    types, said = torch.tensor([0, 1, 2, 3]), f"not used: edge_type (of edges whose order {name}"
+    for taken in (torch.arange(4), torch.tensor([2, 0, 1, 3])):
+        matrix = torch.sparse_coo_tensor(
+            place[:, taken], torch.ones(4), (3, 3), check_invariants=True
+        )
+        graph = load(Data(num_nodes=3, edge_type=types[taken], **{name: matrix}), tmp_path)
+        assert (graph.indptr.tolist(), graph.indices.tolist()) == ([0, 1, 2, 4], [2, 0, 1, 2])
+        if graph.edge_type is None:
+            assert any(note.startswith(said) for note in graph.meta.notes)
+        else:
+            assert graph.edge_type.tolist() == [2, 0, 1, 3]
+    assert graph.edge_type is not None
 
 
 def test_what_a_transform_leaves_in_a_data_is_read(tmp_path: Path):
@@ -187,6 +215,17 @@ def test_the_three_parts_of_a_split_of_links_are_a_link_task(tmp_path: Path):
     assert (alone.task, len(alone.train_idx)) == ("multiclass", 24)
     assert any("--task link takes the positive" in note for note in alone.meta.notes)
     assert load(parts[0], tmp_path, task="link").num_train == 28
+
+
+def test_fields_of_the_other_parts_of_a_split_are_named_too(tmp_path: Path):
+    ring = torch.arange(40)
+    data = Data(edge_index=torch.stack([ring, ring.roll(1)]), x=torch.eye(40))
+    parts = RandomLinkSplit(0.1, 0.2)(data)
+    parts[1].seen_at, parts[2].fold = torch.arange(40), torch.arange(40)
+    graph = load(parts, tmp_path)
+    left = " ".join(note for note in graph.meta.notes if note.startswith("not used"))
+    assert "seen_at" in left
+    assert "fold (looks like a split)" in left
 
 
 def test_a_one_hot_y_is_said(tmp_path: Path):
@@ -281,6 +320,26 @@ def test_batches_of_a_hetero_graph_index_the_users_own_stores(tmp_path: Path):
     assert seen > 300
 
 
+def test_fields_of_a_hetero_graph_that_import_left_out_say_why(tmp_path: Path):
+    data, _ = users_hetero(tmp_path)
+    data["author"].pos = torch.rand(80, 2)
+    graph = load(data, tmp_path)
+    make_plan(graph, tmp_path / "plan", model="rgcn", batch_size=32, fanouts=[3, 2])
+    batch = next(iter(PlannedLoader(tmp_path / "plan", graph, blocks=False)))
+    with pytest.raises(AttributeError, match=r"import: not used: pos .*node_data=\{'author': \{'p"):
+        _ = batch["author"].pos
+    key = data.edge_types[0]
+    with pytest.raises(AttributeError, match=r"import: not used: edge_attr .*edge_data=\{\('"):
+        _ = batch[key].edge_attr
+    with pytest.raises(KeyError, match=r"import: not used: edge_attr .*edge_data="):
+        _ = batch.edge_attr_dict
+    moved = copy.copy(batch).to("cpu")
+    assert isinstance(moved, HeteroData)
+    assert (moved.metadata(), moved.input_type) == (data.metadata(), "paper")
+    assert set(moved.x_dict) == set(data.node_types)
+    assert "pos" not in pickle.loads(pickle.dumps(moved))["author"]
+
+
 @pytest.mark.filterwarnings("ignore:There exist type names")
 @pytest.mark.parametrize(
     ("change", "options", "words"),
@@ -303,6 +362,13 @@ def test_batches_of_a_hetero_graph_index_the_users_own_stores(tmp_path: Path):
             "nodes of type author",
         ),
         (lambda d: d["paper", "a__b", "paper"].update({"edge_index": PAIRS}), {}, "without __"),
+        (lambda d: d["author"].update({"x": torch.tensor(1.0)}), {}, "x of two axes"),
+        (lambda d: d["paper"].update({"y": torch.ones(200) * 1j}), {}, "y of paper as numbers"),
+        (
+            lambda d: d["author", "writes", "paper"].update({"edge_weight": torch.ones(3)}),
+            {},
+            "edge_weight of author__writes__paper with one row per edge",
+        ),
     ],
 )
 def test_a_hetero_graph_that_cannot_be_kept_is_refused(

@@ -136,3 +136,23 @@ def test_signs_between_the_ends_are_no_nodes(sign: str, weight: str, tmp_path: P
     assert (graph.num_nodes, graph.indices.tolist()) == (3, [1, 2, 0])
     assert (graph.edge_weight is not None) == bool(weight)
     assert "not used: c1 (the same sign in each row)" in graph.meta.notes
+
+
+def test_shapes_that_are_none_are_one_line(tmp_path: Path):
+    with pytest.raises(DatasetError, match=r"node types: expected one per node .*shape \[\]"):
+        load_pack(tmp_path, node_type=np.array(1))
+    (tmp_path / "s").mkdir()
+    (tmp_path / "s" / "edges.csv").write_text("0,1\n1,0\n")
+    (tmp_path / "s" / "features.json").write_text('{"0": [[0, 1]], "1": [[1, 0]]}')
+    with pytest.raises(DatasetError, match=r"list of feature numbers .*lists of lists"):
+        import_graph(tmp_path / "s", tmp_path / "h")
+    (tmp_path / "s" / "features.json").unlink()
+    table = pa.table({"id": [0, 1], "feature": [[0, 1], [1, 0]], "value": [[1.0, 2.0]] * 2})
+    pq.write_table(table, tmp_path / "s" / "features.parquet")
+    assert import_graph(tmp_path / "s", tmp_path / "h").feature_dim == 4
+
+
+@pytest.mark.parametrize("kind", [np.uint8, np.uint64])
+def test_ends_of_any_integers_count_the_nodes(kind: type, tmp_path: Path):
+    np.savez(tmp_path / "p.npz", edges=np.stack([RING, np.roll(RING, 1)]).T.astype(kind))
+    assert import_graph(tmp_path / "p.npz", tmp_path / "g").num_nodes == N

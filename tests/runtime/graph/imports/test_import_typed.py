@@ -186,6 +186,12 @@ def test_wrong_types_of_graphbolt_are_refused(
             lambda raw: write_gz(raw / "node-feat/paper/node-feat.csv.gz", np.ones((3, 2))),
             r"x of paper with one row per node \(30\), found 3",
         ),
+        (
+            lambda raw: write_gz(
+                raw.parent / "split/time/paper/train.csv.gz", np.array([[0, 5], [1, 6]])
+            ),
+            "a node id per line, found 2 columns",
+        ),
     ],
 )
 def test_a_damaged_typed_folder_is_refused(

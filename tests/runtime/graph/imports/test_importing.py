@@ -73,6 +73,16 @@ def test_formats_are_recognised(source: Path, format_name: str):
     assert detect_format(source) == expected.get(format_name, format_name)
 
 
+@pytest.mark.parametrize("name", [".", "../papers/"])
+def test_a_dataset_of_the_current_folder_has_its_name(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "papers").mkdir()
+    (tmp_path / "papers" / "edges.csv").write_text("0,1\n1,0\n")
+    monkeypatch.chdir(tmp_path / "papers")
+    assert import_graph(Path(name), tmp_path / "g").name == "papers"
+
+
 def test_what_is_no_source_is_refused(tmp_path: Path):
     with pytest.raises(DatasetError, match="found nothing there"):
         import_graph(tmp_path / "nowhere.npz", tmp_path / "g")
@@ -95,6 +105,10 @@ def test_what_is_no_source_is_refused(tmp_path: Path):
         {"features": "tiny"},
         {"feature_dtype": "int8"},
         {"random_split": (0.9, 0.2, 0.2)},
+        {"random_split": (0.5, float("nan"), 0.2)},
+        {"random_split": (0.5, 0.5)},
+        {"seed": -1},
+        {"split_index": -1},
     ],
 )
 def test_options_that_mean_nothing_are_refused(change):

@@ -103,6 +103,17 @@ def test_what_may_be_ids_and_cannot_be_told_is_refused(nodes: str, words: str, t
     assert not (tmp_path / "g").exists()
 
 
+@pytest.mark.parametrize("values", ["123456", "214365", "5.0 4.0 3.0 2.0 1.0 0.0"])
+def test_numbers_of_rows_from_1_on_or_as_fractions_are_told_too(values: str, tmp_path: Path):
+    cells = values.split() if " " in values else list(values)
+    rows = "".join(f"{cell},{7 * k}\n" for k, cell in enumerate(cells))
+    words = f"found 'no' with each number from {'0 to 5' if ' ' in values else '1 to 6'} once"
+    with pytest.raises(DatasetError, match=words):
+        load(tmp_path, edges="0,5\n3,4\n2,1\n", nodes=f"no,f0\n{rows}")
+    graph = load(tmp_path, edges="0,4\n3,4\n2,1\n", nodes="no,f0\n1,5\n2,5\n3,5\n4,5\n5,5\n")
+    assert graph.feature_dim == 2
+
+
 @pytest.mark.parametrize("name", ["group_id", "score_index"])
 def test_without_ids_row_k_is_node_k_and_that_is_said(name: str, tmp_path: Path):
     values = ["7", "8", "7"] * 2 if name == "group_id" else ["0.5", "1.5", "2.5"] * 2
@@ -142,3 +153,17 @@ def test_ids_of_a_type_that_is_not_read_are_refused(tmp_path: Path):
     pq.write_table(table, source / "nodes.parquet")
     with pytest.raises(DatasetError, match="ids as numbers or words in column 'id'"):
         load(tmp_path, edges=TRIANGLE)
+
+
+@pytest.mark.parametrize(
+    ("tables", "words"),
+    [
+        ({"nodes": "id,f0\nc,3\n,1\nb,2\n"}, "an id in each row, found an empty cell"),
+        ({"nodes": "id,f0\n2,20\n,10\n0,0\n"}, "an id in each row, found an empty cell"),
+        ({"features": "node_id,feature_id,value\n0,0,1\n,1,1\n"}, "found an empty cell"),
+        ({"features": "node_id,feature_id,value\n0,0,1\n0.5,1,1\n"}, "expected whole numbers"),
+    ],
+)
+def test_rows_without_an_id_are_refused(tables: dict[str, str], words: str, tmp_path: Path):
+    with pytest.raises(DatasetError, match=words):
+        load(tmp_path, edges="src,dst\n0,0\n", **tables)

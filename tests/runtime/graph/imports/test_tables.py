@@ -8,7 +8,7 @@ import pytest
 
 from gnnplan.runtime.errors import DatasetError
 from gnnplan.runtime.graph.dataset import Graph
-from gnnplan.runtime.graph.imports import tables
+from gnnplan.runtime.graph.imports import tables, text_layout
 from gnnplan.runtime.graph.imports.importing import import_graph
 
 RING = [(0, 1), (1, 2), (2, 0)]
@@ -188,6 +188,25 @@ def test_one_named_end_of_several_columns_is_refused(tmp_path: Path):
     assert pairs(load(tmp_path, "dst,other\n1,0\n2,1\n0,2\n", "f.csv")) == RING
 
 
+@pytest.mark.parametrize(
+    ("first", "ends"),
+    [("weight,a,b", "a, b"), ("timestamp,caller_no,callee_no", "caller_no, callee_no"),
+     ("rating,user,item", "user, item"), ("id,year,a,b", "a, b"), ("train_mask,a,b", "a, b")],
+)  # fmt: skip
+def test_columns_of_other_things_by_their_names_are_no_ends(first: str, ends: str, tmp_path: Path):
+    front = "9," * (first.count(",") - 1)
+    graph = load(tmp_path, f"{first}\n{front}0,1\n{front}1,2\n{front}2,0\n", "e.csv")
+    assert pairs(graph) == RING
+    assert f"edges: 3 stored, from {ends}" in graph.meta.notes
+
+
+@pytest.mark.parametrize("first", ["user_id,item_id", "user,item", "a,b"])
+def test_numbers_of_two_kinds_of_nodes_are_said(first: str, tmp_path: Path):
+    graph = load(tmp_path, f"{first}\n0,1\n1,2\n2,0\n", "e.csv")
+    said = [note for note in graph.meta.notes if "read as numbers of the same nodes" in note]
+    assert len(said) == (first != "a,b")
+
+
 def test_gaps_in_ids_make_no_nodes(tmp_path: Path):
     graph = load(tmp_path, "".join(f"{7 * i} {7 * i + 7}\n" for i in range(100)))
     assert graph.num_nodes == 101
@@ -203,3 +222,74 @@ def test_isolated_nodes_are_said_with_how_many_are_trained_on(tmp_path: Path):
     graph = import_graph(source, tmp_path / "g")
     text = "3 of 5 nodes are isolated (in no edge), 3 of them in the training split"
     assert text in graph.meta.notes
+
+
+def load_folder(tmp_path: Path, nodes: str, name: str = "nodes.csv") -> Graph:
+    (tmp_path / "s").mkdir(parents=True)
+    (tmp_path / "s" / "edges.csv").write_text("0,1\n1,2\n2,0\n")
+    (tmp_path / "s" / name).write_text(nodes)
+    return import_graph(tmp_path / "s", tmp_path / "g")
+
+
+def test_names_in_a_comment_above_the_rows_are_those_of_the_columns(tmp_path: Path):
+    graph = load_folder(tmp_path, "# by hand\n# id,label,f0\n2.0,1.0,7\n0.0,0.0,5\n1.0,1.0,6\n")
+    assert (np.asarray(graph.x).tolist(), graph.num_classes) == ([[7], [5], [6]], 2)
+    said = "nodes.csv: the comment above its rows (id, label, f0) is taken for the names of columns"
+    assert any(note.startswith(said) for note in graph.meta.notes)
+    graph = load(tmp_path, "#dst src weight\n1 0 5\n2 1 6\n0 2 7\n")
+    assert (pairs(graph), graph.edge_weight is not None) == (RING, True)
+    graph = load(tmp_path, "# source: a page\n0 1 5\n1 2 6\n2 0 7\n", "f.txt")
+    assert pairs(graph) == RING
+    assert not any("comment above" in note for note in graph.meta.notes)
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "ids"),
+    [
+        ("Lee, A.\tDoe, B.\nDoe, B.\tRay, C.\n", "e.tsv", ["Doe, B.", "Lee, A.", "Ray, C."]),
+        ('"Lee, A.","Doe, B."\n"Doe, B.", "Ray, C."\n', "e.csv", ["Doe, B.", "Lee, A.", "Ray, C."]),
+        ('"ann", "bob"\n"bob", "cid"\n', "e.csv", ["ann", "bob", "cid"]),
+        ("ann,bob,a;b\nbob,cid,c;d\n", "e.csv", ["ann", "bob", "cid"]),
+        ("3;4;0,5\n4;9;1,5\n", "e.csv", [3, 4, 9]),
+        ("3,4,0;5\n4,9,1;5\n", "e.csv", [3, 4, 9]),
+    ],
+)
+def test_what_parts_cells_is_not_what_is_within_them(text: str, name: str, ids, tmp_path: Path):
+    graph = load(tmp_path, text, name)
+    assert graph.num_edges == 2
+    assert sorted(np.load(graph.path / "source_id.npy").tolist()) == ids
+
+
+@pytest.mark.parametrize("block", [1, 5, 1 << 24])
+def test_an_empty_line_among_rows_of_one_cell_is_refused(
+    block: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(tables, "BLOCK_BYTES", block)
+    for gap in ("\n", " \r\n"):
+        with pytest.raises(DatasetError, match="its one column, found an empty line between rows"):
+            load_folder(tmp_path / f"{len(gap)}", f"label\n0\n{gap}1\n", "labels.csv")
+    graph = load_folder(tmp_path / "end", "\nlabel\n0\n1\n1\n\n \n", "labels.csv")
+    assert graph.y is not None
+    assert graph.y.tolist() == [0, 1, 1]
+
+
+@pytest.mark.filterwarnings("ignore::runtime.graph.findings.GraphWarning")
+def test_a_row_of_empty_cells_is_a_row(tmp_path: Path):
+    graph = load_folder(tmp_path, "a\tb\tc\n1\t2\t3\n\t\t\r\n4\t5\t6\n \t\n", "nodes.tsv")
+    expected = [[1, 2, 3], [np.nan] * 3, [4, 5, 6]]
+    np.testing.assert_array_equal(graph.x, np.array(expected, np.float32))
+
+
+def test_what_is_no_text_table_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    matrix = "%%MatrixMarket matrix coordinate real symmetric\n% by hand\n3 3 2\n2 1 5\n3 1 7\n"
+    with pytest.raises(DatasetError, match=r"a matrix of MatrixMarket; load it with scipy.io.mmre"):
+        load(tmp_path, matrix)
+    with pytest.raises(DatasetError, match="expected text in UTF-8, found zero bytes"):
+        load(tmp_path, "0,1\n1,0\n".encode("utf-16-le"))
+    monkeypatch.setattr(text_layout, "LINE_BYTES", 1 << 20)
+    with pytest.raises(DatasetError, match="lines of at most 1 MiB, found a longer one"):
+        load(tmp_path, "0 1 " * (1 << 19))
+
+
+def test_suffixes_are_known_in_upper_case(tmp_path: Path):
+    assert pairs(load(tmp_path, gzip.compress(b"0 1\n1 2\n2 0\n"), "E.TXT.GZ")) == RING
