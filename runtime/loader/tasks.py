@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from gnnplan.runtime.errors import InputError
 from gnnplan.runtime.features.device_rows import HostMemory, HostShare
-from gnnplan.runtime.graph.dataset import Graph, types_of
+from gnnplan.runtime.graph.dataset import Graph, is_typed, types_of
 from gnnplan.runtime.loader.stages import AbstractStage
 from gnnplan.runtime.plan.schema import Workload
 from gnnplan.runtime.sampling.exclusion import (
