@@ -38,10 +38,10 @@ class FormerNames(MetaPathFinder, InspectLoader):
         if package == PRODUCT:
             if name not in self.places:
                 return None
-        elif not dot or package not in PACKAGES:
-            return None
-        elif sys.modules.get(package) is not sys.modules.get(f"{PRODUCT}.{package}"):
-            return None
+        else:
+            whole = sys.modules.get(f"{PRODUCT}.{package}")
+            if not dot or package not in PACKAGES or sys.modules.get(package) is not whole:
+                return None
         present = self._find_present(fullname)
         return None if present is None else ModuleSpec(fullname, self, origin=present.origin)
 

@@ -178,7 +178,7 @@ class Service:
             self.ray.start()
 
     def check_writable(self) -> None:
-        """Write to what jobs write to; raise OSError, SQLAlchemyError or InputError where it fails."""
+        """Write to what jobs write to; OSError, SQLAlchemyError or InputError where that fails."""
         self.storage.check_writable()
         cache_folder()
 

@@ -323,8 +323,9 @@ def own_row_parts(
     for number in range(num_parts):
         part = slice(number * count, (number + 1) * count)
         some = ids[part]
-        direct = into is not None and served.dtype == stored
-        block = into[part] if direct else np.empty((some.size, served.width), served.dtype)
+        block = None if into is None or served.dtype != stored else into[part]
+        if block is None:
+            block = np.empty((some.size, served.width), served.dtype)
         served.take(some, block, threads=threads)
         if lacking is not None:
             lacking.fill(some, block)

@@ -83,13 +83,13 @@ def open_device_sampler(
         hot, peers = lists.held[rank], _peer_lists(plan, lists, rank, comm)
     if find_sampler(named.name).prefers_local:
         local = np.asarray(load_array(plan, folder, f"feature_own_ids_{rank}"), np.int64)
-    typed, share = is_typed(plan.workload), None if lent else HostShare.of(plan, rank, comm)
+    typed, in_host = is_typed(plan.workload), None if lent else HostShare.of(plan, rank, comm)
     indptr, indices, order = graph.indptr, graph.indices, None
     if typed and (edge_ids or not lent):
-        lists = sort_lists(graph, share, keep_order=edge_ids)
+        lists = sort_lists(graph, in_host, keep_order=edge_ids)
         indptr, indices, order = lists.ends, lists.indices, lists.order
     topology = lent or DeviceTopology.load(
-        indptr, indices, device, pinned=policy != "replicated", hot=hot, share=share, peers=peers
+        indptr, indices, device, pinned=policy != "replicated", hot=hot, share=in_host, peers=peers
     )
     if typed or graph.task == "link":
         settings = {

@@ -111,8 +111,7 @@ class LoaderParts:
         self._seeds: dict[str, Any] = {
             "shuffle": shuffle, "drop_last": drop_last, "num_ranks": ranks, "rank": own,
         }  # fmt: skip
-        self._lender, self._lent = lender, lender is not None
-        self._is_left = False
+        self._lender, self._lent, self._is_left = lender, lender is not None, False
         self._lists = None if lender is None else lender.lend_lists()
         self._sorted = None if lender is None else lender._sorted
         self.plan, self.graph, self.rank, self.size = plan, graph, rank, size
@@ -162,9 +161,8 @@ class LoaderParts:
         Its reads are counted apart.
         """
         alone = self.cooperation is None and self.plan.strategy.topology.policy != "partitioned"
-        if self._drawing is None or not alone:
-            return None
-        return self._drawing.sampler.topology.lend()
+        drawing = self._drawing if alone else None
+        return None if drawing is None else drawing.sampler.topology.lend()
 
     @property
     def topology(self) -> Topology | DeviceSampleStage:
@@ -314,15 +312,14 @@ class LoaderParts:
     def sorted_lists(self, *, all_ranks: bool) -> SortedByType | None:
         """Return a typed graph's lists by type, as the host's samplers read them; None for others.
 
-        They are kept where the host draws. If `all_ranks` call and training's communicator was
-        given, those of a host sort them once; collective.
+        If `all_ranks` call, with training's communicator those of a host sort once; collective.
         """
         if self._sorted is not None or not is_typed(self.plan.workload):
             return self._sorted
         together = all_ranks and self._comm is not None and not self._lent
         share = HostShare.of(self.plan, self.rank, self._comm) if together else None
         found = sort_lists(self.graph, share, keep_order=not self._as_blocks)
-        self._sorted = None if self.place.samples else found
+        self._sorted = None if self.place.samples else found  # kept where the host draws
         return found
 
     def _refuse_variants(self, what: str) -> None:

@@ -345,3 +345,15 @@ def _rows(
     assert graph.y is not None
     x = torch.from_numpy(convert_rows(graph.x[ids], np.dtype(np.float32)))
     return x, torch.from_numpy(np.asarray(graph.y[ids], dtype=np.int64))
+
+
+def say_unscored(split: str, metric: str, known: int, num_ids: int) -> str:
+    """Say why a split (validation, test) of `num_ids` nodes or links has no score.
+
+    >>> say_unscored("test", "accuracy", 0, 5)
+    'test has no score: of 5 nodes or links, none of them has a known label'
+    """
+    found = f"{metric} is not defined where all known labels are alike"
+    if known == 0:
+        found = "none of them has a known label"
+    return f"{split} has no score: of {num_ids:,} nodes or links, {found}"

@@ -27,7 +27,7 @@ from gnnplan.runtime.graph.dataset import is_typed
 from gnnplan.runtime.launch.config import RunConfig, end_trial
 from gnnplan.runtime.loader.loader import PlannedLoader
 from gnnplan.runtime.meter import STEP, StageMeter
-from gnnplan.runtime.models.metrics import metric_of
+from gnnplan.runtime.models.metrics import metric_of, say_unscored
 from gnnplan.runtime.plan.schema import Plan, Sampler
 from gnnplan.runtime.process import HostState, age_seconds, host_state, memory_bytes, noise_between
 from gnnplan.runtime.report import (
@@ -44,7 +44,7 @@ from gnnplan.runtime.report import (
 from gnnplan.runtime.sampling.locality import FactorSchedule
 from gnnplan.runtime.sampling.registry import find_sampler, number, parameters_of
 from gnnplan.runtime.stages import Stage
-from gnnplan.runtime.train.evaluate import Score, evaluate, evaluate_links
+from gnnplan.runtime.train.evaluate import evaluate, evaluate_links
 from gnnplan.runtime.train.evaluation_room import choose_fanouts, evaluation_room
 from gnnplan.runtime.train.fullgraph import FullGraphEpochs
 from gnnplan.runtime.train.minibatch import TrainLoop, lend_buffers
@@ -326,8 +326,7 @@ class Job:
         self.events.step(self._open_epoch, done, total, loss)
 
     def _end_epoch(self) -> None:
-        epoch = self._open_epoch
-        started = time.perf_counter()
+        epoch, started = self._open_epoch, time.perf_counter()
         val = None
         self.heartbeat.begin(Phase.EVALUATING)
         if self._is_evaluated(epoch):
@@ -386,7 +385,7 @@ class Job:
             self._say_cut_pieces(score.note)
         if not math.isnan(score.value):
             return score.value, score.count
-        line = _say_unscored(where.rpartition(", ")[2], score, len(ids))
+        line = say_unscored(where.rpartition(", ")[2], score.metric, score.count, len(ids))
         if line not in self.notes:
             self.warn(line)
         return None, score.count
@@ -423,6 +422,7 @@ class Job:
     def _report(self) -> RunReport:
         """Make the report of this process's steps. Collective."""
         ranks = self.loop.comm.all_gather_objects(self._rank_report())
+        forced = self.loop.comm.all_gather_objects(self.forced)
         meter = self.loop.meter
         seconds = meter.seconds(STEP)
         steps = measured_steps(seconds)
@@ -445,17 +445,12 @@ class Job:
             test_score=self.test_score,
             noise=noise_between(self.before, host_state()),
             notes=self.notes,
-            forced=self._all_forced(),
+            forced=list(dict.fromkeys(line for lines in forced for line in lines)),
             emulated=self.plan.strategy.emulated,
             stages=typical_stages(self.loop.comm.all_gather_objects(samples)),
             plans=[] if self.trials is None else self.trials.uses(),
             overflowed_steps=self.loop.overflowed,
         )
-
-    def _all_forced(self) -> list[str]:
-        """List how graphs and machines of all hosts differ from the plan's. Collective."""
-        told = self.loop.comm.all_gather_objects(self.forced)
-        return list(dict.fromkeys(line for lines in told for line in lines))
 
     def close(self) -> None:
         """Close the loop, and the loader unless a plan on trial has left none."""
@@ -503,11 +498,3 @@ class Job:
             cores=self.cores,
             spans=self.loop.meter.spans(skip_steps=skip),
         )
-
-
-def _say_unscored(what: str, score: Score, num_ids: int) -> str:
-    """Say why a split (validation, test) has no score."""
-    found = f"{score.metric} is not defined where all known labels are alike"
-    if score.count == 0:
-        found = "none of them has a known label"
-    return f"{what} has no score: of {num_ids:,} nodes or links, {found}"

@@ -27,11 +27,7 @@ from gnnplan.planner.cost.memory import gpu_memory_use, gpu_parts
 from gnnplan.planner.cost.rank_times import DeviceTimes, RankTimes, RankWork, StageTime
 from gnnplan.planner.cost.rates import MachineTable, Rate
 from gnnplan.planner.cost.request import Request, handed_row_bytes, held_row_bytes, row_bytes
-from gnnplan.planner.cost.stages.all_reduce import (
-    exposed_in_parts,
-    gpu_all_reduce,
-    gradient_bytes,
-)
+from gnnplan.planner.cost.stages.all_reduce import exposed_in_parts, gpu_all_reduce, gradient_bytes
 from gnnplan.planner.cost.stages.exchange import hidden_share
 from gnnplan.planner.cost.stages.exchange_gpu import transit_parts
 from gnnplan.planner.cost.stages.gather import gather_seconds

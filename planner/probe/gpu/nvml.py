@@ -89,7 +89,6 @@ class SysfsDevices:
         return PciFacts(numa_node=node if node >= 0 else None, bridges=above or None)
 
 
-
 def inventory(
     nvml: Any = None,
     sysfs: Path = Path("/sys"),
