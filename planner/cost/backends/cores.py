@@ -164,7 +164,7 @@ def copied_times(work: RankWork) -> RankTimes:
     Rows of float32, blocks, seeds and labels cross the links once.
     """
     machine, candidate, batch, timing = work.machine, work.candidate, work.batch, work.timing
-    here = replace(work, machine=machine.with_tables(work.core_rates))
+    here = replace(work, machine=machine.with_tables(dict(work.core_rates)))
     nothing = _exchanges(here)
     sample, gather = _sample(here, nothing), _gather(here, nothing).time
     launch, per_byte = start_seconds(machine), copy_seconds_per_byte(machine, candidate)[work.rank]
