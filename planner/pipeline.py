@@ -43,6 +43,7 @@ from gnnplan.planner.request import (
     check_outputs,
     check_settings,
     no_estimate,
+    rates_of_such_cores,
 )
 from gnnplan.planner.search.choose import PlacedCandidate, choose, why_it_lost
 from gnnplan.planner.search.dimensions.dimension import ProposalInputs
@@ -333,13 +334,9 @@ def _search(
         from gnnplan.planner.profile.draws import GraphDraws  # on use: with torch
 
         draws = GraphDraws(
-            graph=graph,
-            settings=settings,
-            machine=machine.fingerprint,
-            measure=measure,
-            brief=brief,
-            parts=parts,
-        )
+            graph=graph, settings=settings, machine=machine.fingerprint, measure=measure,
+            brief=brief, parts=parts,
+        )  # fmt: skip
     return Search(
         request=Request(
             graph=graph_ref(graph),
@@ -350,6 +347,7 @@ def _search(
             user_sampler=plan_sampler(settings),
             self_loops=self_loops,
             sparse=graph.x_csr is not None,
+            core_rates=rates_of_such_cores(machine) if graph.x_csr is not None else {},
             every_hop=settings.dialect == "every_hop",
             budgets=Budgets(
                 device_bytes=settings.device_memory_bytes, host_bytes=settings.host_memory_bytes

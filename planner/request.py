@@ -18,9 +18,10 @@ from typing import Any
 
 from gnnplan.planner.cost.memory import model_bytes, sum_parts, sum_text
 from gnnplan.planner.errors import PlanDoesNotFit, SettingsError
-from gnnplan.planner.machine.model import MachineModel
+from gnnplan.planner.machine.model import MachineModel, Table
+from gnnplan.planner.machine.table import MachineTable
 from gnnplan.planner.placement.policies.registry import find_policy
-from gnnplan.planner.probe.presets import is_preset, unknown_machine
+from gnnplan.planner.probe.presets import LIKE, is_preset, load_preset, unknown_machine
 from gnnplan.planner.search.samplers import (
     LINK_TASK,
     is_link,
@@ -49,6 +50,8 @@ from gnnplan.runtime.sampling.registry import (
 from gnnplan.runtime.sampling.statistics import StatisticsClass
 
 CODE_BYTES = 4
+LOADING = (MachineTable.SAMPLE_EDGE, MachineTable.SAMPLE_VERTEX, MachineTable.MAPPED_GATHER)
+"""Tables of cores that draw and gather what lies on the host."""
 """Least bytes that a plan writes for each node."""
 SPARE_BYTES = 1 << 20
 """Bytes of everything else that a plan writes."""
@@ -478,3 +481,9 @@ def _memory_of_a_rank(machine: MachineModel | None) -> tuple[str, int, int]:
     of_ranks = gpus if machine.gpus and gpus else [m for m in machine.memories if m.kind == "host"]
     largest = max(of_ranks or machine.memories, key=lambda m: m.capacity_bytes)
     return largest.name, largest.capacity_bytes, len(machine.processors)
+
+
+def rates_of_such_cores(machine: MachineModel) -> dict[str, Table]:
+    """Return the tables of drawing and gathering that a machine lacks, of cores like its own."""
+    like = load_preset(LIKE).tables
+    return {name: like[name] for name in LOADING if name not in machine.tables}

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from gnnplan.planner.candidate import Candidate, RankRows
 from gnnplan.planner.cost.rates import Rate
 from gnnplan.planner.cost.stages.exchange import Exchanges
-from gnnplan.planner.machine.model import MachineModel
+from gnnplan.planner.machine.model import MachineModel, Table
 from gnnplan.planner.workload import BatchProfile, Interference, ModelTiming
 from gnnplan.runtime.plan.schema import GraphRef, Workload
 from gnnplan.runtime.sampling.registry import DEFAULT_SAMPLER
@@ -36,6 +36,8 @@ class RankWork:
     """Whether a hop expands every vertex again, not only new ones."""
     sparse: bool = False
     """Whether rows are sparse, so that cores draw and gather batches also for GPUs."""
+    core_rates: Mapping[str, Table] = field(default_factory=dict[str, Table])
+    """Tables of drawing and gathering, of cores like the machine's, where it has none."""
     captured_bytes: int = 0
     """Bytes of the buffers of a CUDA graph that samples; 0 where there is none."""
     workload: Workload = field(default_factory=Workload)

@@ -4,7 +4,7 @@ Source of parts of a shared batch: docs/formulas.md 5.6 with [C20].
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from gnnplan.planner.candidate import Candidate
 from gnnplan.planner.cost.memory import Budgets
-from gnnplan.planner.machine.model import MachineModel
+from gnnplan.planner.machine.model import MachineModel, Table
 from gnnplan.planner.workload import (
     BatchProfile,
     OwnedBatch,
@@ -91,6 +91,8 @@ class Request:
     """Whether a hop expands every vertex again, not only new ones."""
     sparse: bool = False
     """Whether features are sparse, so that cores draw and gather batches also for GPUs."""
+    core_rates: Mapping[str, Table] = field(default_factory=dict[str, Table])
+    """Tables of drawing and gathering, of cores like the machine's, where it has none."""
     owned: OwnedBatch | None = None
     """Shared batches as parts of the graph deal them to the candidate's ranks."""
 

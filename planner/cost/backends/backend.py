@@ -123,6 +123,7 @@ class Backend(ABC):
             user_parameters=request.user_sampler.parameters,
             every_hop=request.every_hop,
             sparse=request.sparse,
+            core_rates=request.core_rates,
             captured_bytes=captured_bytes(request, candidate),
             workload=request.workload,
         )

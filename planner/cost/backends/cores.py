@@ -1,6 +1,5 @@
 """Price ranks on the cores of a host: stage times, memory and traffic."""
 
-import functools
 from dataclasses import dataclass, replace
 
 from gnnplan.planner.candidate import Candidate, PlacedRows
@@ -50,14 +49,12 @@ from gnnplan.planner.cost.stages.gather import (
 from gnnplan.planner.cost.stages.gather_gpu import copy_seconds_per_byte
 from gnnplan.planner.cost.stages.host import start_seconds
 from gnnplan.planner.cost.stages.sample import sample_seconds
-from gnnplan.planner.machine.model import MachineModel, Table
+from gnnplan.planner.machine.model import MachineModel
 from gnnplan.planner.workload import BatchProfile, LoopOverhead, ModelTiming, ProcessCost, Spread
 from gnnplan.runtime.plan.schema import MemoryUse
 from gnnplan.runtime.sampling.registry import is_layerwise, sampler_or_unknown
 from gnnplan.runtime.stages import Stage
 
-LOADING = (MachineTable.SAMPLE_EDGE, MachineTable.SAMPLE_VERTEX, MachineTable.MAPPED_GATHER)
-"""Tables of cores that draw and gather what lies on the host."""
 FLOAT_BYTES = 4
 BLOCK_COPIES = 2
 """Copies of a block to a GPU: the ends of its rows, and its edges."""
@@ -164,13 +161,10 @@ class CoresBackend(Backend):
 def copied_times(work: RankWork) -> RankTimes:
     """Price a GPU's rank whose batches are drawn and gathered by a core, and copied to it.
 
-    Rows of float32, blocks, seeds and labels cross the links once. A preset of GPUs has the rates
-    of such cores.
+    Rows of float32, blocks, seeds and labels cross the links once.
     """
     machine, candidate, batch, timing = work.machine, work.candidate, work.batch, work.timing
-    known = all(name in machine.tables for name in LOADING)
-    cores = machine if known else machine.with_tables(_rates_of_such_cores())
-    here = replace(work, machine=cores)
+    here = replace(work, machine=machine.with_tables(dict(work.core_rates)))
     nothing = _exchanges(here)
     sample, gather = _sample(here, nothing), _gather(here, nothing).time
     launch, per_byte = start_seconds(machine), copy_seconds_per_byte(machine, candidate)[work.rank]
@@ -199,14 +193,6 @@ def copied_times(work: RankWork) -> RankTimes:
         ),
         in_turn=True,
     )
-
-
-@functools.cache
-def _rates_of_such_cores() -> dict[str, Table]:
-    from gnnplan.planner.probe.presets import LIKE, load_preset  # on use: most plans need none
-
-    tables = load_preset(LIKE).tables
-    return {name: tables[name] for name in LOADING}
 
 
 def _cores(work: RankWork) -> dict[str, int]:

@@ -16,6 +16,7 @@ from gnnplan.planner.fullgraph.candidate import (
 )
 from gnnplan.planner.fullgraph.choose import (
     FullGraphChoice,
+    Keep,
     alternatives,
     bandwidth_keep,
     choose,
@@ -200,3 +201,14 @@ def test_the_variance_is_that_of_a_sum_by_hand(small_graph: Graph) -> None:
     assert found.least_keep == pytest.approx(found.boundary / (found.boundary + tolerated))
     whole = measure_variance(small_graph, np.zeros_like(parts), "sage")
     assert whole.boundary == 0
+
+
+def test_the_reason_for_a_share_says_what_bounds_it():
+    words = {
+        value: Keep(value=value, p_mem=p_mem, p_bw=p_bw, p_var=0.3).words
+        for value, p_mem, p_bw in ((None, 0.0, 1.0), (0.2, 0.2, 0.5), (0.3, 1, 0.1), (0.5, 1, 0.5))
+    }
+    assert "no p fits" in words[None]
+    assert "accuracy budget not met" in words[0.2]
+    assert "the least that the accuracy budget allows" in words[0.3]
+    assert "exchange is hidden" in words[0.5]

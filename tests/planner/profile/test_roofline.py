@@ -143,7 +143,7 @@ def test_the_host_starts_every_kernel_of_a_step():
 
 
 def test_a_gpu_works_on_both_passes_and_then_on_the_update():
-    found = timing("h200x1", hidden=8192)
+    found = timing("h200x1", hidden=1 << 22)
     passes = found.forward_backward.at(scale=1.0, ranks=1.0, threads=1.0)
     update = found.optimizer.at(ranks=1.0, threads=1.0)
     assert min(passes, update) > 2 * found.host_seconds  # so much that no start is waited for
