@@ -234,7 +234,7 @@ class LoaderParts:
         The first batches are drawn for that, of one epoch after the other: on all ranks the same
         steps. An epoch's last, smaller batch may have more new nodes in its last hop than others.
         """
-        planned, most = self.plan.strategy.shapes, self.schedule.largest_share()
+        planned, most = self.plan.strategy.shapes, max(1, self.schedule.largest_share())
         links = self.graph.task == "link"
         if padded == 1 and planned is not None and not links:
             known = HopShapes.of_plan(most, planned.rows, planned.edges)

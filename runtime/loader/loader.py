@@ -82,6 +82,15 @@ def plan_folder(plan: object) -> Path:
     return Path(named)
 
 
+def check_graph(graph: object) -> None:
+    """Refuse what is no dataset in the place of the plan's."""
+    if not isinstance(graph, Graph | None):
+        raise TypeError(
+            f"PlannedLoader: graph: expected the plan's dataset (open_graph), found "
+            f"{type(graph).__name__}; leave it out, and name other keywords"
+        )
+
+
 _log = logging.getLogger(__name__)
 
 
@@ -174,11 +183,7 @@ class PlannedLoader:
         **others: Any,
     ) -> None:
         check_keywords(others)
-        if not isinstance(graph, Graph | None):
-            raise TypeError(
-                f"PlannedLoader: graph: expected the plan's dataset (open_graph), found "
-                f"{type(graph).__name__}; leave it out, and name other keywords"
-            )
+        check_graph(graph)
         self._folder = plan_folder(plan)
         self._planned = made = load_plan(self._folder)
         here, ranks = rank_and_size()

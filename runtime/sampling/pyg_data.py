@@ -101,11 +101,11 @@ class _Explained(BaseStorage):
             raise AttributeError(f"{error}{_explain(key, notes, place)}") from None
 
 
-class _LoadedNodes(_Explained, NodeStorage):
+class LoadedNodes(_Explained, NodeStorage):
     """Nodes of one type of a batch."""
 
 
-class _LoadedEdges(_Explained, EdgeStorage):
+class LoadedEdges(_Explained, EdgeStorage):
     """Edges of one type of a batch."""
 
 
@@ -115,14 +115,14 @@ class LoadedHeteroData(HeteroData):
     def get_node_store(self, key: str) -> NodeStorage:
         """Return the fields of a type of nodes, made where there are none."""
         if key not in self._node_store_dict:
-            self._node_store_dict[key] = _LoadedNodes(_parent=self, _key=key)
+            self._node_store_dict[key] = LoadedNodes(_parent=self, _key=key)
         return super().get_node_store(key)
 
     def get_edge_store(self, src: str, rel: str, dst: str) -> EdgeStorage:
         """Return the fields of a type of edges, made where there are none."""
         key = src, rel, dst
         if key not in self._edge_store_dict:
-            self._edge_store_dict[key] = _LoadedEdges(_parent=self, _key=key)
+            self._edge_store_dict[key] = LoadedEdges(_parent=self, _key=key)
         return super().get_edge_store(src, rel, dst)
 
     def collect(self, key: str, *arguments: Any, **settings: Any) -> Any:

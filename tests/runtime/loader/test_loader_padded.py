@@ -266,6 +266,44 @@ def test_what_cannot_be_padded_is_refused(small_graph: Graph, plan: Path, tmp_pa
         loader_of(tmp_path / "plan", typed, padded=True)
 
 
+def test_shares_without_a_seed_and_of_one_are_padded_too(
+    small_graph: Graph, tmp_path: Path
+) -> None:
+    make_plan(small_graph, tmp_path, fanouts=HOPS, batch_size=2, ranks=3)
+    torch.manual_seed(1)
+    model = GraphSAGE(small_graph.feature_dim, 8, num_layers=2, out_channels=3)
+    seeds = set[int]()
+    for rank in range(3):
+        share: dict[str, Any] = {"rank": rank, "size": 3}
+        padded_loader = loader_of(tmp_path, small_graph, padded=True, **share)
+        shapes = list[Any]()
+        whole_loader = loader_of(tmp_path, small_graph, **share)
+        pairs = zip(padded_loader.batches(8), whole_loader.batches(8), strict=True)
+        for padded, whole in pairs:
+            shapes.append(shape_of(padded))
+            seeds.add(whole.batch_size)
+            assert padded.batch_size == padded_loader.batch_size == 1
+            assert padded.seed_mask.tolist() == [whole.batch_size == 1]
+            found = model(padded.x, padded.edge_index)[: padded.batch_size][padded.seed_mask]
+            expected = model(whole.x, whole.edge_index)[: whole.batch_size]
+            torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+        assert all(shape == shapes[0] for shape in shapes)
+        assert not padded_loader.overflowed
+    assert seeds == {0, 1}
+
+
+@pytest.mark.parametrize("form", ["triplet", "binary"])
+def test_a_rank_that_never_has_a_link_gets_the_fields_of_links(form: str, tmp_path: Path) -> None:
+    graph = generate_links(tmp_path / "links", num_nodes=300, feature_dim=6, seed=0)
+    make_plan(graph, tmp_path / "plan", fanouts=HOPS, batch_size=2, ranks=3)
+    share: dict[str, Any] = {"neg_sampling": form, "padded": True, "size": 3}
+    fields = [
+        next(iter(loader_of(tmp_path / "plan", graph, rank=rank, **share))) for rank in range(3)
+    ]
+    assert [int(each.link_mask.sum()) for each in fields] == [0, 1, 1]
+    assert len({tuple(each.keys()) for each in fields}) == 1
+
+
 @pytest.mark.parametrize("form", ["triplet", "binary"])
 def test_padded_links_score_what_the_links_do(form: str, tmp_path: Path) -> None:
     graph = generate_links(tmp_path / "links", num_nodes=300, feature_dim=6, seed=0)

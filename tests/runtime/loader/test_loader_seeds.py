@@ -19,7 +19,7 @@ from torch_geometric.sampler.base import SubgraphType
 from gnnplan.runtime.errors import InputError, forget_warnings
 from gnnplan.runtime.graph.dataset import Graph, rows_within_types
 from gnnplan.runtime.graph.generate import generate_links, generate_typed
-from gnnplan.runtime.loader.loader import PlannedLoader, plan_folder
+from gnnplan.runtime.loader.loader import PlannedLoader, check_graph, plan_folder
 from gnnplan.runtime.loader.pyg import check_keywords
 from gnnplan.runtime.plan.schema import Sampler
 from tests.support.cooperative import make_cooperative_plan
@@ -409,6 +409,7 @@ def test_the_plans_training_nodes_given_by_a_script_are_trained_on_as_planned(
     asked: dict[str, Any] = {"num_neighbors": [4, 3], "batch_size": 64, "shuffle": True}
     loader = PlannedLoader(tmp_path, small_graph, blocks=False, input_nodes=train, **asked)
     assert all(map(torch.equal, plain, [batch.n_id for batch in loader]))
+<<<<<<< ours
     changes: list[tuple[dict[str, Any], str]] = [
         ({"batch_size": 8}, "--batch-size"),
         ({"drop_last": True}, "drop_last"),
@@ -416,6 +417,12 @@ def test_the_plans_training_nodes_given_by_a_script_are_trained_on_as_planned(
     for change, words in changes:
         with pytest.raises(TypeError, match=words):
             PlannedLoader(tmp_path, small_graph, input_nodes=train, **(asked | change))
+=======
+    for changed, other in (("batch_size", 8), ("drop_last", True)):
+        changes: dict[str, Any] = asked | {changed: other}
+        with pytest.raises(TypeError, match=changed):
+            PlannedLoader(tmp_path, small_graph, input_nodes=train, **changes)
+>>>>>>> theirs
     in_order = PlannedLoader(tmp_path, small_graph, blocks=False, input_nodes=train)
     assert seeds_in(in_order) == train.tolist()
 
@@ -442,7 +449,6 @@ OTHERS: dict[str, tuple[Any, str]] = {
     "time_attr": ("time", "the plan decides that"),
     "weight_attr": ("w", "the plan decides that"),
     "subgraph_type of PyG": (SubgraphType.induced, "the plan decides that"),
-    "graph": ([5, 5], "expected the plan's dataset .* found list"),
     "data": (Data(), "gnnplan graph import"),
     "devise": (1, "unexpected keyword argument 'devise'"),
 }
@@ -470,3 +476,5 @@ def test_every_keyword_of_pygs_loaders_is_known() -> None:
                 assert "unexpected" not in str(error)  # noqa: PT017
     with pytest.raises(TypeError, match=r"expected a plan folder, found Data; import the graph"):
         plan_folder(Data())
+    with pytest.raises(TypeError, match=r"expected the plan's dataset .*, found list"):
+        check_graph([15, 10])

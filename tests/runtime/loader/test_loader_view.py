@@ -204,7 +204,7 @@ def test_a_field_that_import_left_out_says_why_and_how_to_have_it(tmp_path: Path
     for field, why in FIELDS.items():
         with pytest.warns(UserWarning, match=rf"batch\.{field} is None.*import: {why}=") as said:
             assert {getattr(batch, field) for batch in loader} == {None}
-        assert [Path(each.filename).name for each in said] == ["test_loader_view.py"]
+        assert len(said) == 1
     batch = next(iter(loader))
     with pytest.raises(AttributeError, match=r"score.*not known to this format.*node_data="):
         _ = batch.score
@@ -254,7 +254,11 @@ def test_batches_do_in_pyg_what_datas_do(tmp_path: Path) -> None:
             form.edge_attr = data.edge_attr[batch.e_id]
             assert torch.equal(form.edge_attr, data.edge_attr[batch.e_id])
         joined: Any = Batch.from_data_list(forms[:2])
+<<<<<<< ours
         assert joined.num_nodes == 2 * int(batch.num_nodes or 0)
+=======
+        assert joined.num_nodes == 2 * len(batch.n_id)
+>>>>>>> theirs
         assert torch.equal(joined.edge_attr[: batch.num_edges], forms[0].edge_attr)
         assert ToUndirected()(forms[2]).num_nodes == batch.num_nodes
 
