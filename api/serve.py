@@ -39,7 +39,11 @@ NUMBERS: dict[str, tuple[float, float, str | None]] = {
     "body_seconds": (
         0.1,
         86400,
+<<<<<<< ours
         "longest wait for a request's body, and for reads of its answer",
+=======
+        "longest wait for a request's body, and for its answer to be read",
+>>>>>>> theirs
     ),
 }
 """Least and largest value of options that are numbers, and their help."""
