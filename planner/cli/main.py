@@ -29,6 +29,11 @@ from typer.main import get_group
 from gnnplan.planner.errors import PlanDoesNotFit
 from gnnplan.runtime.errors import GnnplanError, InputError, did_you_mean
 
+OF_PATHS = (
+    errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR,
+    errno.EISDIR,
+)  # fmt: skip
+"""Errors of a path that cannot be what it is named for."""
 HELP = "Plans and runs multi-GPU training of graph neural networks."
 VERBS = {
     "doctor": ("machines", "What this machine can do, what is missing, what to change."),
@@ -223,7 +228,7 @@ def _report(error: Exception) -> int:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         advice = "; the disk is full, nothing was written" if full else ""
         _say(f"{error.strerror or error}: {error.filename or ''}{advice}".replace(": ;", ";"))
-        return 2 if full or isinstance(error, PermissionError) else 1
+        return 2 if full or error.errno in OF_PATHS else 1
     _say(f"{type(error).__name__}: {error} (run again with --debug for the traceback)")
     return 1
 

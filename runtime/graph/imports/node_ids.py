@@ -154,4 +154,5 @@ def _may_number(values: NDArray[Any]) -> bool:
 def _number_rows(values: NDArray[Any]) -> bool:
     """Return whether a column has each number from 0, or from 1, to that of the last row once."""
     first = int(values.min()) if _may_number(values) else -1
-    return len(values) >= LEAST_ROWS.get(first, np.inf) and values.max() == len(values) - 1 + first
+    enough = len(values) >= LEAST_ROWS.get(first, np.inf)
+    return enough and int(values.max()) == len(values) - 1 + first

@@ -72,9 +72,9 @@ class ImportOptions:
                 )
         parse_feature_choice(self.features)
         split = self.random_split
-        if len(split) != 3 or not all(0 <= share <= 1 for share in split) or sum(split) > 1 + 1e-9:
+        if not all(0 <= share <= 1 for share in split) or sum(split) > 1 + 1e-9:
             raise DatasetError(
-                f"random_split: expected three shares that add up to at most 1, found {split}"
+                f"random_split: expected shares that add up to at most 1, found {split}"
             )
         for key in ("seed", "feature_dim", "split_index"):
             if getattr(self, key) < 0:

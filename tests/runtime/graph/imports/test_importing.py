@@ -106,7 +106,6 @@ def test_what_is_no_source_is_refused(tmp_path: Path):
         {"feature_dtype": "int8"},
         {"random_split": (0.9, 0.2, 0.2)},
         {"random_split": (0.5, float("nan"), 0.2)},
-        {"random_split": (0.5, 0.5)},
         {"seed": -1},
         {"split_index": -1},
     ],
