@@ -55,19 +55,7 @@ def test_a_model_without_gain_fails_the_verdicts() -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        *(
-            pytest.param(
-                name,
-                marks=pytest.mark.xfail(
-                    reason="with kappa 256 the law's cache serves nearly all rows of both, so that "
-                    "cooperation has no rows to spare: 34.9 and 35.1 ms, published 41.8 and 36.5",
-                    strict=True,
-                ),
-            )
-            if name == "pays_4_papers100M_LABOR-0"
-            else name
-            for name in (f"pays_{pes}_{d}_{s}" for pes in (4, 8, 16) for d, s in SPEEDUPS)
-        ),
+        *(f"pays_{pes}_{d}_{s}" for pes in (4, 8, 16) for d, s in SPEEDUPS),
         *(f"rises_with_pes_{d}_{s}" for d, s in SPEEDUPS),
     ],
 )
