@@ -36,15 +36,7 @@ NUMBERS: dict[str, tuple[float, float, str | None]] = {
     "max_connections": (16, 10**6, "at once, in all"),
     "max_connections_of_client": (1, 10**6, "at once, of one address"),
     "header_seconds": (0.1, 3600, "longest wait for a request's headers"),
-    "body_seconds": (
-        0.1,
-        86400,
-<<<<<<< ours
-        "longest wait for a request's body, and for reads of its answer",
-=======
-        "longest wait for a request's body, and for its answer to be read",
->>>>>>> theirs
-    ),
+    "body_seconds": (0.1, 86400, "longest wait for a request's body, and for reads of its answer"),
 }
 """Least and largest value of options that are numbers, and their help."""
 

@@ -1,12 +1,7 @@
 """Checks that a plan's graph and machine are at hand, and that it reads all weights.
 
-<<<<<<< ours
 A scheduler gives a job some of a machine's cores, memory and GPUs. The machine is then the plan's
 all the same, and what the job has must be what the plan needs.
-=======
-A scheduler gives a job some of a machine's cores, memory and GPUs. The machine is the plan's one
-all the same; what the job has must then be what the plan needs.
->>>>>>> theirs
 """
 
 import os

@@ -178,11 +178,7 @@ class Service:
             self.ray.start()
 
     def check_writable(self) -> None:
-<<<<<<< ours
         """Write to what jobs write to; OSError, SQLAlchemyError or InputError where that fails."""
-=======
-        """Write to what jobs write to; raise OSError, SQLAlchemyError or InputError if it fails."""
->>>>>>> theirs
         self.storage.check_writable()
         cache_folder()
 

@@ -105,11 +105,7 @@ def test_a_probe_of_this_machine_waits_in_a_lane_of_its_own(
         preset = client.post("/v1/plans", json=body).json()["id"]
         body |= {"machine": None}
 
-<<<<<<< ours
         def ask(path: str, **more: bool | int) -> str:
-=======
-        def ask(path: str, **more: Any) -> str:
->>>>>>> theirs
             return client.post(path, json={**body, **more}).json()["id"]
 
         here = [ask("/v1/plans"), ask("/v1/profiles"), ask("/v1/plans", thorough=True)]

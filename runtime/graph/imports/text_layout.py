@@ -92,11 +92,7 @@ def sniff(path: Path, header: bool | None = None) -> TextLayout | None:
 
 
 def refuse_repeated(path: Path, names: list[str]) -> None:
-<<<<<<< ours
     """Refuse a table two of whose columns have one name, with a DatasetError."""
-=======
-    """Refuse columns of one name."""
->>>>>>> theirs
     repeated = [name for i, name in enumerate(names) if name in names[:i]]
     if repeated:
         raise DatasetError(

@@ -397,13 +397,8 @@ def test_rows_stay_where_a_thread_of_a_loader_that_borrows_them_is_reading(
         return counters
 
     monkeypatch.setattr(loader.store, "read", read_slowly)
-<<<<<<< ours
     patience: Any = overlap.Prefetcher.close.__kwdefaults__
     monkeypatch.setitem(patience, "patience_s", 0.01)
-=======
-    defaults: Any = overlap.Prefetcher.close.__kwdefaults__
-    monkeypatch.setitem(defaults, "patience_s", 0.01)
->>>>>>> theirs
     monkeypatch.setattr(overlap, "JOIN_SECONDS", 0.01)
     next(iter(held))
     (thread,) = held._workers._threads

@@ -409,20 +409,10 @@ def test_the_plans_training_nodes_given_by_a_script_are_trained_on_as_planned(
     asked: dict[str, Any] = {"num_neighbors": [4, 3], "batch_size": 64, "shuffle": True}
     loader = PlannedLoader(tmp_path, small_graph, blocks=False, input_nodes=train, **asked)
     assert all(map(torch.equal, plain, [batch.n_id for batch in loader]))
-<<<<<<< ours
-    changes: list[tuple[dict[str, Any], str]] = [
-        ({"batch_size": 8}, "--batch-size"),
-        ({"drop_last": True}, "drop_last"),
-    ]
-    for change, words in changes:
-        with pytest.raises(TypeError, match=words):
-            PlannedLoader(tmp_path, small_graph, input_nodes=train, **(asked | change))
-=======
     for changed, other in (("batch_size", 8), ("drop_last", True)):
         changes: dict[str, Any] = asked | {changed: other}
         with pytest.raises(TypeError, match=changed):
             PlannedLoader(tmp_path, small_graph, input_nodes=train, **changes)
->>>>>>> theirs
     in_order = PlannedLoader(tmp_path, small_graph, blocks=False, input_nodes=train)
     assert seeds_in(in_order) == train.tolist()
 

@@ -254,11 +254,7 @@ def test_batches_do_in_pyg_what_datas_do(tmp_path: Path) -> None:
             form.edge_attr = data.edge_attr[batch.e_id]
             assert torch.equal(form.edge_attr, data.edge_attr[batch.e_id])
         joined: Any = Batch.from_data_list(forms[:2])
-<<<<<<< ours
         assert joined.num_nodes == 2 * int(batch.num_nodes or 0)
-=======
-        assert joined.num_nodes == 2 * len(batch.n_id)
->>>>>>> theirs
         assert torch.equal(joined.edge_attr[: batch.num_edges], forms[0].edge_attr)
         assert ToUndirected()(forms[2]).num_nodes == batch.num_nodes
 
