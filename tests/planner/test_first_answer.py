@@ -152,7 +152,7 @@ def test_a_sampler_whose_batches_follow_no_known_law_is_profiled_first(
 ):
     toy = SamplerSpec(name="toy", cpu="", unequal=True)
     monkeypatch.setitem(registry.SAMPLERS, "toy", toy)
-    asked = replace(SETTINGS, sampler="toy", allow="approximate")
+    asked = change_settings(SETTINGS, {"sampler": "toy", "allow": "approximate"})
     with pytest.raises(SettingsError, match=r"--quick: expected .*sampler toy.*no law"):
         first_answer(rmat.path, asked, out=tmp_path / "plan")
     assert not (tmp_path / "plan").exists()

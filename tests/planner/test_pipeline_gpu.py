@@ -200,7 +200,8 @@ def test_rows_that_host_memory_cannot_hold_are_read_from_disk(graph: Graph, tmp_
         graph,
         tmp_path / "p",
         "h200x1",
-        device_memory_bytes=budget(graph, tmp_path / "q", "h200x1", 1, 100),
+        # Rows on their way from the disk have room besides.
+        device_memory_bytes=budget(graph, tmp_path / "q", "h200x1", 1, 100) + 700_000,
         # The process, the topology, and 1000 rows of 1 KiB.
         host_memory_bytes=3_000_000_000 + 8 * 5001 + 4 * graph.num_edges + 1000 * 1024,
     )

@@ -45,6 +45,7 @@ TESTED = {
     "loaders": (
         "loader/test_loader_device.py", "loader/test_loader_device_bulk.py",
         "loader/test_loader_padded.py", "loader/test_loader_row_dtype.py",
+        "loader/test_loader_typed.py",
     ),
     "training": ("train/test_streams.py", "train/test_shared_device.py"),
 }  # fmt: skip

@@ -11,7 +11,8 @@ from gnnplan.api.service.inputs import upload_machine
 from gnnplan.api.storage.job_queue import Ending, NewJob
 from gnnplan.api.storage.tables import JobRow, ProfileRow
 from gnnplan.planner.probe.presets import load_preset
-from gnnplan.planner.settings import POLICIES
+from gnnplan.planner.profile.cache import PlanRecord, save_record
+from gnnplan.planner.settings import POLICIES, PlanSettings
 from gnnplan.runtime import codec
 from gnnplan.runtime.graph.dataset import Graph
 from gnnplan.runtime.report import save_report
@@ -27,6 +28,8 @@ PROBLEM = {"type": "plan-does-not-fit", "title": "No feasible plan", "status": 4
 def furnish(service: Service, graph: Graph, folder: Path) -> dict[str, list[str]]:
     """Put plans, a machine, a profile and jobs in every state; returns names by parameter."""
     plans = [keep_plan(service, graph, folder / f"plan{seed}", seed) for seed in range(2)]
+    for plan in plans:
+        save_record(PlanRecord(settings=PlanSettings(), machine=load_preset("cpu-2core")), plan)
     document: dict[str, Any] = codec.to_plain(load_preset("cpu-2core"))
     machine = upload_machine(service, document).id
     jobs, runs = _jobs(service, plans[0])
