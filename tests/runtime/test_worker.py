@@ -13,6 +13,7 @@ from torch.nn import functional
 from gnnplan.runtime import codec, worker
 from gnnplan.runtime.errors import GnnplanError, InputError, PlanError
 from gnnplan.runtime.graph.dataset import Graph, write_graph
+from gnnplan.runtime.graph.findings import GraphWarning
 from gnnplan.runtime.launch.config import RunConfig
 from gnnplan.runtime.plan.io import load_plan, save_plan
 from gnnplan.runtime.report import REPORT_FILE, TRACED_STEPS, RunReport, load_report
@@ -234,24 +235,24 @@ def test_the_report_of_an_earlier_run_is_not_taken_for_that_of_a_finished_one(
     assert [e.seconds for e in second.epochs] != [e.seconds for e in first.epochs]
 
 
-@pytest.mark.filterwarnings("ignore::gnnplan.runtime.graph.findings.GraphWarning")
 def test_splits_without_a_score_cost_no_training_and_are_named_once(
     tmp_path: Path, run_folder: Path
 ) -> None:
     """Of one no label is known, as of tests that others keep; the other has one kind of label."""
-    graph = write_graph(
-        tmp_path / "graph",
-        name="hidden",
-        indptr=np.arange(31),
-        indices=np.roll(np.arange(30, dtype=np.int32), 1),
-        x=np.random.default_rng(0).standard_normal((30, 3)).astype(np.float32),
-        y=np.array([0, 1] * 10 + [1] * 5 + [-1] * 5),
-        train_idx=np.arange(20),
-        val_idx=np.arange(20, 25),
-        test_idx=np.arange(25, 30),
-        task="binary",
-        num_classes=2,
-    )
+    with pytest.warns(GraphWarning, match="no known label"):
+        graph = write_graph(
+            tmp_path / "graph",
+            name="hidden",
+            indptr=np.arange(31),
+            indices=np.roll(np.arange(30, dtype=np.int32), 1),
+            x=np.random.default_rng(0).standard_normal((30, 3)).astype(np.float32),
+            y=np.array([0, 1] * 10 + [1] * 5 + [-1] * 5),
+            train_idx=np.arange(20),
+            val_idx=np.arange(20, 25),
+            test_idx=np.arange(25, 30),
+            task="binary",
+            num_classes=2,
+        )
     make_plan(graph, tmp_path / "plan", batch_size=16)
     report = train(tmp_path / "plan", run_folder, epochs=2, eval_every=1)
     assert report == load_report(run_folder)

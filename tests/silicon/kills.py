@@ -78,7 +78,7 @@ def _train(
 ) -> tuple[RunReport, float]:
     """Train under the plan; the report, and the longest wait for a step after the first."""
     # This process asks the driver for as many GPUs as ranks; they may share one.
-    launch.check_startable = lambda devices, *, oversubscribe=False: None
+    launch.check_startable = lambda plan, place, *, oversubscribe=False: None
     seen: list[float] = []
 
     def progress(event: dict[str, Any]) -> None:
