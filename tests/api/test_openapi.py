@@ -67,7 +67,7 @@ CASES = int(os.environ.get("GNNPLAN_API_CASES", "50"))
 DATABASE = os.environ.get("GNNPLAN_API_DATABASE", "sqlite")
 SLOW = ("/v1/estimate",)
 """Paths of which every case prices all machines."""
-SELDOM = ("/v1/jobs/{job}/result",)
+SELDOM = ("/v1/jobs/{job}/result", "/v1/estimate")
 """Paths of which few cases name what is there: twice as many are drawn."""
 OPERATIONS = [
     pytest.param(method.upper(), path, marks=pytest.mark.slow if path in SLOW else ())
