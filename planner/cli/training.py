@@ -170,7 +170,9 @@ def print_trained(report: "RunReport", plan: Path, *, as_json: bool) -> None:
     place = f"report in {plan}" if (plan / REPORT_FILE).is_file() else f"run of plan {plan}"
     how = "emulated step, no GPU's," if report.emulated else "measured step"
     step = f"{how} {seconds_text(report.step_seconds.median)}"
-    console().print(f"{step if report.step_seconds.count else 'no step was left to take'}; {place}")
+    step = step if report.step_seconds.count else "no step was left to take"
+    tested = "" if report.test_score is None else f"test {report.metric} {report.test_score:.4f}; "
+    console().print(f"{step}; {tested}{place}")
 
 
 @contextmanager

@@ -229,7 +229,8 @@ def today_of(plan: Plan, runners: RunnersUp, asked: str | None) -> SystemToday |
 
 
 NO_COUNTS = (
-    "found none: it trains a whole graph on cores, was planned elsewhere or the cache was emptied"
+    "found none: it trains a whole graph on cores, was planned elsewhere or for several ranks "
+    "alone (--devices), or the cache was emptied"
 )
 
 

@@ -19,7 +19,7 @@ from gnnplan.planner.queries.calibrate import calibrate_search
 from gnnplan.planner.queries.explain import PLACES
 from gnnplan.planner.queries.simulate import open_plan_graph
 from gnnplan.planner.queries.whatif import Outcome, make_outcome, outcome_of, reopen
-from gnnplan.planner.request import check_graph, read_changes
+from gnnplan.planner.request import check_graph, no_estimate, read_changes
 from gnnplan.planner.search.choose import (
     PlacedCandidate,
     PricedCandidate,
@@ -147,6 +147,11 @@ def _best_with(
 ) -> tuple[PricedCandidate, str, list[str]]:
     """Return the best plan of a request, its name, and what was left out."""
     machine = machine_of_ranks(on_hosts(record.machine, settings.hosts), settings)
+    if settings.quick and (unknown := no_estimate(graph, with_samplers(graph, settings))):
+        raise SettingsError(
+            "expected what can be priced before anything is measured, as this plan was, found "
+            f"{unknown}; plan it without --quick to have seconds"
+        )
     check_graph(graph, settings)
     if settings.mode == "full-graph":
         from gnnplan.planner.fullgraph.plan import plan_full_graph

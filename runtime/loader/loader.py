@@ -79,6 +79,9 @@ def plan_folder(plan: object) -> Path:
             f"expected a plan folder, or ${PLAN_VARIABLE}, found neither; name the folder or start "
             "the script with gnnplan launch"
         )
+    launched = os.environ.get(PLAN_VARIABLE, "")
+    if launched and Path(launched).resolve() != Path(named).resolve():
+        _log.warning("the script names plan %s, and was launched under %s", named, launched)
     return Path(named)
 
 

@@ -25,7 +25,8 @@ from gnnplan.planner.profile.draw import drawer, sampler_of
 from gnnplan.planner.profile.estimated import estimated_profile
 from gnnplan.planner.queries.compare import compare
 from gnnplan.planner.queries.explain import explain, render
-from gnnplan.planner.queries.whatif import reopen
+from gnnplan.planner.queries.whatif import reopen, whatif
+from gnnplan.planner.queries.why_not import why_not
 from gnnplan.planner.settings import PlanSettings, change_settings
 from gnnplan.planner.workload import BatchProfile, Combination
 from gnnplan.runtime.graph.dataset import Graph, open_graph
@@ -156,6 +157,16 @@ def test_a_sampler_whose_batches_follow_no_known_law_is_profiled_first(
     with pytest.raises(SettingsError, match=r"--quick: expected .*sampler toy.*no law"):
         first_answer(rmat.path, asked, out=tmp_path / "plan")
     assert not (tmp_path / "plan").exists()
+
+
+def test_questions_beyond_what_was_drawn_are_refused_in_a_line(rmat: Graph, tmp_path: Path):
+    first_answer(rmat.path, replace(SETTINGS, devices=1), out=tmp_path / "plan")
+    plan = load_plan(tmp_path / "plan")
+    with pytest.raises(SettingsError, match=r"expected batches of \d+ seeds per rank, found those"):
+        whatif(plan, ["devices=2"])
+    found = why_not(plan, changes=["batching=cooperative", "devices=2"])
+    assert "ranks that share batches" in found.why
+    assert "drop --quick" not in found.why
 
 
 def test_quick_and_thorough_contradict_each_other():

@@ -102,7 +102,8 @@ class Backend(ABC):
         except KeyError:
             seeds = seeds_per_rank(request.workload.batch_size, candidate.num_ranks)
             raise SettingsError(
-                f"expected a profile of {seeds} seeds per rank, found none; profile the graph again"
+                f"expected a profile of {seeds} seeds per rank, found none; ask `gnnplan why-not`, "
+                "or plan again with these settings"
             ) from None
 
     def rank_times(

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from gnnplan.planner.candidate import Candidate
 from gnnplan.planner.cost.request import Request, seeds_per_rank
+from gnnplan.planner.errors import SettingsError
 from gnnplan.planner.machine.model import MachineModel, Table
 from gnnplan.planner.placement.place import CandidatePlacement, Memories
 from gnnplan.planner.placement.policies.policy import Parts
@@ -234,8 +235,18 @@ class RowsDimension(Dimension):
         """Return the hotness that rows are placed by, from hotness by seeds per rank.
 
         By default it is that of each rank's own batches.
+
+        Raises:
+            SettingsError: no batches of so many seeds were drawn for the plan.
         """
-        return hotness[seeds_per_rank(batch_size, candidate.num_ranks)]
+        seeds = seeds_per_rank(batch_size, candidate.num_ranks)
+        if seeds not in hotness:
+            drawn = " or ".join(str(each) for each in sorted(hotness))
+            raise SettingsError(
+                f"expected batches of {seeds} seeds per rank, found those of {drawn} drawn for the "
+                "plan; ask `gnnplan why-not`, or plan again with these settings"
+            )
+        return hotness[seeds]
 
     def placement_key(self, candidate: Candidate, memories: Memories) -> Hashable:
         """Return what placements depend on besides ranks, policy, costs and hotness."""

@@ -33,8 +33,8 @@ class Role(StrEnum):
 UNKNOWN = "not known to this format"
 LOOKS = "looks like {}: rename it to have it as a feature"
 EDGE_DATA = (
-    "a dataset keeps one weight and one type per edge; edge_id.npy says which row of it belongs to "
-    "which stored edge"
+    "a dataset keeps one weight and one type per edge; where edges are stored in another order, "
+    "edge_id.npy says which row of it belongs to which stored edge"
 )
 
 

@@ -233,7 +233,7 @@ def hold_out_links(raw: RawGraph, seed: int) -> dict[str, NDArray[np.int64]]:
             f"{raw.edges.num_edges} edges * {BYTES_PER_LINK} bytes = {need / 1e9:.1f} GB > "
             f"{usable / 1e9:.1f} GB usable; save a split of links with the source"
         )
-    raw.edges = number_edges(raw.edges)
+    raw.edges, num_edges = number_edges(raw.edges), raw.edges.num_edges
     found: dict[str, list[NDArray[np.int64]]] = {key: [] for key in SPLIT_KEYS}
     for chunk in raw.edges.chunks():
         ends = np.sort(np.stack([chunk["src"], chunk["dst"]], axis=1).astype(np.int64), axis=1)
@@ -244,12 +244,14 @@ def hold_out_links(raw: RawGraph, seed: int) -> dict[str, NDArray[np.int64]]:
             found[key].append(pairs[(fate == number) & ~loop])
     raw.edges = filter_edges(raw.edges, lambda chunk: _fate(chunk, seed) == 0)
     val, test = HELD_OUT
+    links = {key: _distinct(np.concatenate(parts), raw.num_nodes) for key, parts in found.items()}
+    left = num_edges - sum(map(len, links.values()))
     raw.notes.append(
         f"no links in the source: {100 * val:g} % of the edges became validation links and "
         f"{100 * test:g} % test links, drawn by seed {seed}; they are no edges any more, and the "
-        "others are the training links"
+        f"others are the training links; {left:,} edges are none: loops, and pairs that come again"
     )
-    return {key: _distinct(np.concatenate(parts), raw.num_nodes) for key, parts in found.items()}
+    return links
 
 
 def _check_ends(ends: NDArray[np.int64], num_nodes: int) -> None:

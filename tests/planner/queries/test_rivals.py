@@ -79,7 +79,7 @@ def test_what_cannot_be_estimated_is_said_only_where_it_was_asked_for(
     monkeypatch.setenv("GNNPLAN_CACHE", str(tmp_path / "another"))
     assert explain(made).today is None
     assert "what you run today" not in render(explain(made))
-    with pytest.raises(SettingsError, match="planned elsewhere or the cache was emptied"):
+    with pytest.raises(SettingsError, match="planned elsewhere or for several ranks alone"):
         explain(made, "dgl-uva")
 
 

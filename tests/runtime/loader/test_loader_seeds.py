@@ -468,3 +468,13 @@ def test_every_keyword_of_pygs_loaders_is_known() -> None:
         plan_folder(Data())
     with pytest.raises(TypeError, match=r"expected the plan's dataset .*, found list"):
         check_graph([15, 10])
+
+
+def test_a_script_that_names_another_plan_than_it_was_launched_under_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("GNNPLAN_PLAN", str(tmp_path / "a"))
+    assert plan_folder(None) == plan_folder(tmp_path / "b" / ".." / "a").resolve()
+    assert not caplog.records
+    assert plan_folder(tmp_path / "b") == tmp_path / "b"
+    assert "was launched under" in caplog.text
