@@ -41,8 +41,8 @@ from gnnplan.runtime.plan.schema import (
     Source,
     Strategy,
     Threads,
-    Workload,
 )
+from gnnplan.runtime.plan.setting import flat_values, setting_fields
 from gnnplan.runtime.sampling.registry import DEFAULT_SAMPLER
 from gnnplan.runtime.sampling.statistics import StatisticsClass
 
@@ -138,7 +138,7 @@ def assemble(
     result = make_plan(
         request.graph,
         request.machine,
-        request.workload,
+        search.settings,
         _strategy(search, chosen, listed),
         prediction=chosen.prediction,
         certificate=certificate(
@@ -150,7 +150,6 @@ def assemble(
         shadow_prices=prices,
         alternatives=alternatives(explored.priced, few, explored.left_out),
         statistics=statistics_of(search.settings, chosen.candidate),
-        estimated=search.settings.quick,
     )
     return result, arrays
 
@@ -158,7 +157,7 @@ def assemble(
 def make_plan(
     graph: GraphRef,
     machine: MachineModel,
-    workload: Workload,
+    settings: PlanSettings,
     strategy: Strategy,
     *,
     prediction: Prediction,
@@ -166,25 +165,38 @@ def make_plan(
     shadow_prices: dict[str, float],
     alternatives: list[Alternative],
     statistics: StatisticsClass,
-    estimated: bool,
 ) -> Plan:
-    """Make the plan of a strategy; plans of mini-batches and of full graphs are made here alone.
-
-    `estimated` says whether nothing was timed for it.
-    """
-    return Plan(
+    """Make the plan of a strategy; plans of mini-batches and of full graphs are made here alone."""
+    made = Plan(
         version=metadata.version("gnnplan"),
         graph=graph,
         machine=machine.reference(),
-        workload=workload,
+        workload=settings.workload,
         strategy=strategy,
-        prediction=mark_estimated(prediction) if estimated else prediction,
+        prediction=mark_estimated(prediction) if settings.quick else prediction,
         certificate=certificate,
         shadow_prices=shadow_prices,
         alternatives=alternatives,
         statistics_class=statistics.value,
         gpu_uuids=uuids_of(machine, strategy),
     )
+    return fill_in(made, settings)
+
+
+def fill_in(plan: Plan, settings: PlanSettings) -> Plan:
+    """Return the plan with the fields whose values the request gives (`Setting.plan_field`)."""
+    asked = flat_values(settings)
+    for each in setting_fields(PlanSettings):
+        if path := each.setting.plan_field:
+            plan = _with_field(plan, path.split("."), asked[each.name])
+    return plan
+
+
+def _with_field(owner: Any, path: Sequence[str], value: Any) -> Any:
+    """Replace one field of a dataclass, or of one that lies in it."""
+    name, *rest = path
+    inner = _with_field(getattr(owner, name), rest, value) if rest else value
+    return replace(owner, **{name: inner})
 
 
 def uuids_of(machine: MachineModel, strategy: Strategy) -> list[str]:

@@ -323,6 +323,7 @@ class PlanSettings:
             unset="50",
             range=Range(least=1, most=1_000_000),
             label="Epochs to come",
+            plan_field="epochs",
         ),
     ] = None
 

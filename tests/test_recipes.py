@@ -14,6 +14,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from gnnplan.planner.machine import save_machine
+from gnnplan.planner.machine.model import make_table
+from gnnplan.planner.probe.presets import load_preset
 from gnnplan.runtime.graph.generate import generate_sbm
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -76,23 +79,31 @@ TOY_TERM = '''
 from dataclasses import replace
 
 from gnnplan.planner.cost.rank_times import RankTimes, RankWork
+from gnnplan.planner.cost.rates import lookup
+from gnnplan.planner.machine.table import TableName
 from gnnplan.runtime.stages import Stage
 
+CLERK = TableName("label_clerk", "seconds_per_seed")
+"""Seconds to look up one seed's label, by ranks that look up at once."""
 
-def clerk_seconds(seeds: float) -> float:
-    """Seconds of looking up labels: 1 ms a seed.
 
-    >>> clerk_seconds(2.0)
+def clerk_seconds(seeds: float, seconds_per_seed: float) -> float:
+    """Seconds of looking up labels.
+
+    >>> clerk_seconds(2.0, 1e-3)
     0.002
     """
-    return 1e-3 * seeds
+    return seeds * seconds_per_seed
 
 
 def add_toy(work: RankWork, times: RankTimes) -> RankTimes:
-    """Add the clerk to the stage that adds labels."""
+    """Add the clerk to the stage that adds labels, where the machine knows its pace."""
+    if CLERK not in work.machine.tables:
+        return times
+    rate = lookup(work.machine, CLERK, ranks=work.candidate.num_ranks)
     batch = times.stages[Stage.BATCH]
-    more = clerk_seconds(work.batch.vertices[0].mean)
-    words = f"{batch.provenance} + a clerk"
+    more = clerk_seconds(work.batch.vertices[0].mean, rate.seconds)
+    words = f"{batch.provenance} + a clerk ({rate.provenance})"
     slower = replace(batch, seconds=batch.seconds + more, provenance=words)
     return times.with_stages({Stage.BATCH: slower})
 '''
@@ -115,6 +126,37 @@ TERM_EDITS = {
             "from gnnplan.planner.machine.model",
             "from gnnplan.planner.cost.stages.toy import add_toy\n"
             "from gnnplan.planner.machine.model",
+        ),
+    ],
+}
+FIELD_EDITS = {
+    "runtime/plan/schema.py": [
+        (
+            '''    """Numbers of threads of each rank."""
+''',
+            '''    """Numbers of threads of each rank."""
+
+    toys: int = field(default=0, metadata=codec.UNLESS_SET)
+    """Threads that play."""
+''',
+        )
+    ],
+    "planner/settings.py": [
+        (
+            "    quick: Annotated[\n",
+            "    toys: Annotated[\n"
+            '        int, Setting(help="Threads that play.", plan_field="strategy.threads.toys")\n'
+            "    ] = 0\n"
+            "    quick: Annotated[\n",
+        )
+    ],
+    "planner/queries/explain.py": [
+        ("            e.summary,\n", "            e.summary,\n            e.toys,\n"),
+        ("    summary: str\n    answers", "    summary: str\n    toys: str\n    answers"),
+        (
+            "        summary=_summary(plan),\n",
+            "        summary=_summary(plan),\n"
+            '        toys=f"{plan.strategy.threads.toys} threads play",\n',
         ),
     ],
 }
@@ -161,10 +203,11 @@ def run(folder: Path, *words: str) -> str:
     return done.stdout
 
 
-def plan(folder: Path, *words: str) -> Path:
-    """A plan that the copy makes, by a preset machine."""
-    generate_sbm(folder / "graph", num_nodes=600, num_classes=4, feature_dim=8, seed=0)
-    settings = "--machine cpu-2core --devices 1 --fanouts 3,3 --hidden 8 --batch-size 64"
+def plan(folder: Path, *words: str, machine: str = "cpu-2core") -> Path:
+    """A plan that the copy makes for a machine."""
+    if not (folder / "graph").exists():
+        generate_sbm(folder / "graph", num_nodes=600, num_classes=4, feature_dim=8, seed=0)
+    settings = f"--machine {machine} --devices 1 --fanouts 3,3 --hidden 8 --batch-size 64"
     run(folder, "-m", "planner", "plan", "graph", "-o", "plan", *settings.split(), *words)
     return folder / "plan"
 
@@ -209,7 +252,46 @@ def test_a_cost_term_added_by_its_recipe_is_in_the_stage_and_the_words_of_a_plan
 ) -> None:
     furnish(tmp_path, TERM_EDITS)
     prediction = json.loads((plan(tmp_path) / "plan.json").read_text())["prediction"]
+    assert "clerk" not in prediction["provenance"]["batch"]  # the preset does not know it
+    path = tmp_path / "machine.json"
+    machine = load_preset("cpu-2core")
+    pace = make_table("seconds_per_seed", {"ranks": [1]}, [1e-3], 0.1)
+    save_machine(machine.with_tables({"label_clerk": pace}), path)
+    prediction = json.loads((plan(tmp_path, machine=path.name) / "plan.json").read_text())[
+        "prediction"
+    ]
     # All 60 training nodes, 1 ms each and once; labels and edge weights take less than they do.
     assert 60e-3 <= prediction["stages"]["batch"] < 120e-3
-    assert prediction["provenance"]["batch"].endswith(" + a clerk")
+    assert prediction["provenance"]["batch"].endswith(" + a clerk (measured: table label_clerk)")
     assert prediction["step_seconds"]["value"] > 60e-3
+
+
+@pytest.mark.slow
+def test_a_field_of_the_plan_that_a_flag_sets_touches_the_files_of_its_row(tmp_path: Path) -> None:
+    row = next(
+        line
+        for line in (ROOT / "CONTRIBUTING.md").read_text().splitlines()
+        if line.startswith("| a field of the plan that users set")
+    )
+    assert all(f"`{name}`" in row for name in sorted(FIELD_EDITS)[1:])
+    furnish(tmp_path, FIELD_EDITS)
+    made = plan(tmp_path, "--toys", "3")
+    assert json.loads((made / "plan.json").read_text())["strategy"]["threads"]["toys"] == 3
+    assert "\n3 threads play\n" in run(tmp_path, "-m", "planner", "explain", "plan")
+    whole = "plan graph -o full --machine cpu-2core --devices 1 --mode full-graph --quick --toys 2"
+    run(tmp_path, "-m", "planner", *whole.split())
+    assert json.loads((tmp_path / "full/plan.json").read_text())["strategy"]["threads"]["toys"] == 2
+
+
+@pytest.mark.slow
+def test_the_rate_of_a_term_in_another_unit_is_refused_before_anything_is_measured(
+    tmp_path: Path,
+) -> None:
+    furnish(tmp_path, TERM_EDITS)
+    in_ms = make_table("ms_per_seed", {"ranks": [1]}, [1.0], 0.1)
+    save_machine(
+        load_preset("cpu-2core").with_tables({"label_clerk": in_ms}), tmp_path / "machine.json"
+    )
+    with pytest.raises(AssertionError, match="label_clerk: expected the unit seconds_per_seed"):
+        plan(tmp_path, machine="machine.json")
+    assert not (tmp_path / "plan").exists()

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 from gnnplan.planner.candidate import Candidate
 from gnnplan.planner.machine.model import MachineModel
-from gnnplan.planner.machine.table import MachineTable
+from gnnplan.planner.machine.table import MachineTable, TableName
 from gnnplan.runtime.plan.schema import GraphRef
 
 INDPTR_BYTES = 8
@@ -59,7 +59,7 @@ def readers(candidate: Candidate) -> int:
 
 def lookup(
     machine: MachineModel,
-    name: MachineTable,
+    name: TableName,
     *,
     rows: float | None = None,
     **coordinates: float | int,
@@ -84,13 +84,13 @@ def lookup(
     return Rate(seconds=seconds, spread=table.spread, provenance=words)
 
 
-def rate_per_rank(machine: MachineModel, name: MachineTable, candidate: Candidate) -> float:
+def rate_per_rank(machine: MachineModel, name: TableName, candidate: Candidate) -> float:
     """Read a table whose only axis is the number of ranks."""
     return machine.table(name).at(ranks=float(candidate.num_ranks))
 
 
 def measured_collective(
-    machine: MachineModel, name: MachineTable, candidate: Candidate, num_bytes: float
+    machine: MachineModel, name: TableName, candidate: Candidate, num_bytes: float
 ) -> Rate | None:
     """Look up a collective of a candidate's GPUs; None where such ranks were not measured.
 

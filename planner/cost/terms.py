@@ -26,6 +26,7 @@ from gnnplan.planner.cost.stages.gather_gpu import (
 )
 from gnnplan.planner.cost.stages.host import MIX_STARTS, mix_starts, start_seconds
 from gnnplan.planner.machine.model import MachineModel
+from gnnplan.planner.machine.table import TableName
 from gnnplan.runtime.sampling.registry import sampler_or_unknown
 from gnnplan.runtime.stages import Stage
 
@@ -265,7 +266,7 @@ def _samples_alone(candidate: Candidate) -> bool:
 
 
 def _scale_sampling(
-    work: RankWork, times: RankTimes, name: MachineTable, missing: str, **coordinates: float
+    work: RankWork, times: RankTimes, name: TableName, missing: str, **coordinates: float
 ) -> RankTimes:
     """Multiply sampling by a measured ratio; without one, say what is missing."""
     sample = times.stages[Stage.SAMPLE]

@@ -269,14 +269,13 @@ def assemble(
     return make_plan(
         request.graph,
         request.machine,
-        work,
+        request.settings,
         _strategy(request, profiles[cut_of(chosen.candidate)], chosen),
         prediction=replace(prediction, provenance=dict(sorted(words.items()))),
         certificate=certificate(choice),
         shadow_prices=_prices(request, profiles[cut_of(chosen.candidate)], chosen),
         alternatives=alternatives(choice),
         statistics=made,
-        estimated=request.settings.quick,
     )
 
 

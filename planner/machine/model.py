@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from gnnplan.planner.errors import MachineError
-from gnnplan.planner.machine.table import MachineTable, Provenance, Table, make_table as make_table
+from gnnplan.planner.machine.table import Provenance, Table, check_units, make_table as make_table
 from gnnplan.runtime import codec
 from gnnplan.runtime.plan.schema import HostSize, MachineRef
 
@@ -457,10 +457,7 @@ def check_machine(machine: MachineModel) -> None:
         _once("member of a clique", names)
         for name in names:
             _among("a clique", name, processors, "processors")
-    for member in MachineTable:
-        table = machine.tables.get(member)
-        if table is not None and table.unit != member.unit:
-            _refuse(f"table {member}: expected the unit {member.unit}, found {table.unit!r:.80}")
+    check_units(machine.tables)
     if not 0 <= machine.noise < 10:
         _refuse(f"expected noise from 0 to 10, found {machine.noise}")
 

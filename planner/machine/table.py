@@ -6,8 +6,10 @@ Units, axes and how each table is measured: planner/probe/README.md.
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
-from typing import Literal
+from enum import Enum
+from typing import ClassVar, Literal, Self
+
+from gnnplan.planner.errors import MachineError
 
 Provenance = Literal["measured", "preset", "derived"]
 """measured: on this machine; preset: by others, source named; derived: from such numbers."""
@@ -88,20 +90,49 @@ def make_table(
     )
 
 
-class MachineTable(StrEnum):
-    """Measured table that a price reads: its name, unit and processor."""
+class TableName(str):
+    """Name of a table that a price reads, with its unit and processor.
+
+    `MachineTable` lists what several prices read; a rate of one cost term stands beside the term:
+
+        CLERK = TableName("label_clerk", "seconds_per_seed")
+    """
 
     unit: str
     processor: Literal["cpu", "cuda"]
+    declared: ClassVar[dict[str, "TableName"]] = {}
+    """All such names, whose tables have that unit in every machine."""
 
     def __new__(
         cls, name: str, unit: str = "seconds", processor: Literal["cpu", "cuda"] = "cpu"
-    ) -> "MachineTable":
-        """Make a member that equals its name."""
-        member = str.__new__(cls, name)
-        member._value_ = name
-        member.unit, member.processor = unit, processor
-        return member
+    ) -> Self:
+        """Declare a table; ValueError where it is declared with another unit."""
+        made = str.__new__(cls, name)
+        made.unit, made.processor = unit, processor
+        if cls.declared.setdefault(name, made).unit != unit:
+            raise ValueError(f"table {name}: expected one unit, found {unit} and another")
+        return made
+
+
+def check_units(tables: Mapping[str, Table]) -> None:
+    """Refuse a table of another unit than the prices that read it take.
+
+    Raises:
+        MachineError: the line names the table and both units.
+    """
+    for name, table in tables.items():
+        wanted = TableName.declared.get(name)
+        if wanted is not None and table.unit != wanted.unit:
+            raise MachineError(
+                f"table {name}: expected the unit {wanted.unit}, found {table.unit!r:.80}"
+            )
+
+
+class MachineTable(TableName, Enum):
+    """Measured table that several prices read."""
+
+    __str__ = str.__str__
+    __format__ = str.__format__
 
     COPY = "copy", "bytes_per_second"
     """Copies by one reader while all readers copy."""

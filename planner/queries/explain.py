@@ -157,6 +157,8 @@ class Answers:
     what_it_gains: str
     what_you_run_today: str = ""
     """Estimated epoch of a framework beside the plan's; empty where it cannot be estimated."""
+    how_long: str = ""
+    """Seconds of the whole training; empty where the request did not say how many epochs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -225,6 +227,7 @@ def explain(plan: Plan, today: str | None = None) -> Explanation:
             what_is_faster=_what_is_faster(plan),
             what_it_gains=_what_it_gains(plan, runners),
             what_you_run_today="" if beside is None else today_words(plan, beside),
+            how_long=_how_long(plan),
         ),
         today=beside,
         runners_up=runners,
@@ -256,6 +259,19 @@ def explain(plan: Plan, today: str | None = None) -> Explanation:
         ],
         estimated=prediction.estimated,
         evaluation=evaluation_words(plan),
+    )
+
+
+def _how_long(plan: Plan) -> str:
+    """Say what the epochs that were asked for take; empty where nobody said how many."""
+    if plan.epochs is None:
+        return ""
+    made = plan.prediction
+    seconds = made.startup_seconds + plan.epochs * made.epoch_seconds.value
+    word = "estimated" if made.estimated else "predicted"
+    return (
+        f"{seconds_text(seconds)} for {counted(plan.epochs, 'epoch')} and the start-up ({word}, "
+        "without validation)"
     )
 
 
@@ -443,6 +459,7 @@ def _answer_lines(e: Explanation) -> list[str]:
         f"  what would be faster: {e.answers.what_is_faster}",
         f"  what it gains: {e.answers.what_it_gains}",
         *([f"  what you run today: {today}"] if (today := e.answers.what_you_run_today) else []),
+        *([f"  how long the training is: {e.answers.how_long}"] if e.answers.how_long else []),
     ]
 
 

@@ -433,6 +433,8 @@ class Plan:
     gpu_uuids: list[str] = field(default_factory=list, metadata=codec.UNLESS_SET)
     """UUID of each rank's GPU where the plan was made, by which it is found at start whatever its
     number is by then. Not part of `plan_id`: an equal host's GPUs do as well."""
+    epochs: int | None = field(default=None, metadata=codec.UNLESS_SET)
+    """Epochs of the training that the plan was asked for; None where nobody said."""
 
     @property
     def num_ranks(self) -> int:

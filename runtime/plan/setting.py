@@ -75,6 +75,8 @@ class Setting:
     """Default of flags and requests where it differs from the field's own default; else `...`."""
     surface: Literal["all", "flag", "service"] = "all"
     """Where the field can be set: everywhere, as a flag alone, or in requests alone."""
+    plan_field: str = ""
+    """Field of the plan that takes the value as it was asked, such as `strategy.prefetch_depth`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

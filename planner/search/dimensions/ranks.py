@@ -31,12 +31,8 @@ from gnnplan.planner.machine.model import (
     without_gpus,
 )
 from gnnplan.planner.machine.routes import routes
-from gnnplan.planner.search.dimensions.dimension import (
-    Dimension,
-    Draws,
-    Proposal,
-    ProposalInputs,
-)
+from gnnplan.planner.machine.table import check_units
+from gnnplan.planner.search.dimensions.dimension import Dimension, Draws, Proposal, ProposalInputs
 from gnnplan.planner.settings import PlanSettings
 from gnnplan.planner.units import counted
 from gnnplan.runtime.plan.schema import Threads, TopologyPlacement
@@ -137,8 +133,9 @@ def machine_of_ranks(machine: MachineModel, settings: PlanSettings) -> MachineMo
     """Return the machine that ranks may use: its GPUs of one model, or none for cores.
 
     Raises:
-        MachineError: there are GPUs, no plan can be made for them, and cores are not asked for.
+        MachineError: no plan can be made for its GPUs, or a table has another unit than is read.
     """
+    check_units(machine.tables)  # those of terms, too, which reading the machine did not know
     if settings.cores:
         return without_gpus(machine)
     lost = [note for note in machine.notes if _WHY_LOST.match(note)]

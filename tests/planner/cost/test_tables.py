@@ -5,7 +5,12 @@ import re
 import pytest
 
 from gnnplan.planner.cost.rates import MachineTable
+from gnnplan.planner.errors import MachineError
+from gnnplan.planner.machine.model import check_machine, make_table
+from gnnplan.planner.machine.table import TableName
 from gnnplan.planner.probe.presets import load_preset
+from gnnplan.planner.search.dimensions.ranks import machine_of_ranks
+from gnnplan.planner.settings import PlanSettings
 from tests.support.joined import hosts_machine
 from tests.support.machines import machine
 from tests.support.product import ROOT
@@ -26,6 +31,23 @@ def test_a_machines_tables_have_the_unit_that_prices_take(name: str) -> None:
     known = [member for member in MachineTable if member in tables]
     assert len(known) >= 4
     assert {member: tables[member].unit for member in known} == {m: m.unit for m in known}
+
+
+def test_a_rate_that_a_term_declares_has_one_unit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(TableName, "declared", dict(TableName.declared))
+    pace = TableName("label_clerk", "seconds_per_seed")
+    assert (pace, pace.unit, pace.processor) == ("label_clerk", "seconds_per_seed", "cpu")
+    assert TableName("label_clerk", "seconds_per_seed") == pace
+    with pytest.raises(ValueError, match="label_clerk: expected one unit"):
+        TableName("label_clerk", "ms_per_seed")
+    wrong = machine().with_tables({pace: make_table("ms_per_seed", {"ranks": [1]}, [1.0], 0.1)})
+    line = "label_clerk: expected the unit seconds_per_seed, found 'ms_per_seed'"
+    with pytest.raises(MachineError, match=line):
+        check_machine(wrong)
+    with pytest.raises(MachineError, match=line):
+        machine_of_ranks(wrong, PlanSettings())
+    right = make_table("seconds_per_seed", {"ranks": [1]}, [1e-3], 0.1)
+    check_machine(machine().with_tables({pace: right}))
 
 
 def test_tables_of_gpus_are_those_that_machines_without_one_lack() -> None:

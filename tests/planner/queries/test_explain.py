@@ -14,6 +14,7 @@ from gnnplan.planner.queries.whatif import reopen
 from gnnplan.planner.settings import PlanSettings
 from gnnplan.planner.units import seconds_text
 from gnnplan.runtime.graph.dataset import Graph
+from gnnplan.runtime.plan.io import load_plan
 from gnnplan.runtime.plan.schema import Alternative, Plan, Workload
 from tests.support.machines import machine
 from tests.support.profiles import hotness, profile
@@ -92,6 +93,19 @@ def test_a_number_of_ranks_that_was_asked_for_says_so(small_graph: Graph, tmp_pa
     assert told.runners_up.asked
     assert list(told.runners_up.by_ranks) == ["1"]
     assert "that number was asked for" in told.answers.why_so_many
+
+
+def test_a_training_of_that_many_epochs_is_as_long(small_graph: Graph, tmp_path: Path) -> None:
+    asked = replace(SETTINGS, epochs=70)
+    made = plan(small_graph, tmp_path / "p", asked)
+    assert (made.epochs, load_plan(tmp_path / "p").epochs) == (70, 70)
+    times = made.prediction
+    total = seconds_text(times.startup_seconds + 70 * times.epoch_seconds.value)
+    assert explain(made).answers.how_long.startswith(f"{total} for 70 epochs and the start-up")
+    assert f"how long the training is: {total} for" in render(explain(made))
+    unasked = plan(small_graph, tmp_path / "q")
+    assert (unasked.epochs, explain(unasked).answers.how_long) == (None, "")
+    assert unasked.strategy == made.strategy
 
 
 def test_a_plan_from_elsewhere_answers_what_it_holds(
