@@ -49,9 +49,9 @@ from gnnplan.runtime.sampling.registry import (
 )
 from gnnplan.runtime.sampling.statistics import StatisticsClass
 
-CODE_BYTES = 4
 LOADING = (MachineTable.SAMPLE_EDGE, MachineTable.SAMPLE_VERTEX, MachineTable.MAPPED_GATHER)
 """Tables of cores that draw and gather what lies on the host."""
+CODE_BYTES = 4
 """Least bytes that a plan writes for each node."""
 SPARE_BYTES = 1 << 20
 """Bytes of everything else that a plan writes."""

@@ -83,8 +83,8 @@ from gnnplan.planner.cost.rates import lookup
 from gnnplan.planner.machine.table import TableName
 from gnnplan.runtime.stages import Stage
 
-CLERK = TableName("label_clerk", "seconds_per_seed")
-"""Seconds to look up one seed's label, by ranks that look up at once."""
+CLERK = TableName("label_clerk", "ranks", "seconds_per_seed")
+"""Seconds to look up one seed's label while so many ranks look up."""
 
 
 def clerk_seconds(seeds: float, seconds_per_seed: float) -> float:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from gnnplan.planner.errors import MachineError
-from gnnplan.planner.machine.table import Provenance, Table, check_units, make_table as make_table
+from gnnplan.planner.machine.table import Provenance, Table, check_tables, make_table as make_table
 from gnnplan.runtime import codec
 from gnnplan.runtime.plan.schema import HostSize, MachineRef
 
@@ -415,7 +415,7 @@ def load_machine(path: Path) -> MachineModel:
     try:
         check_machine(machine)
     except MachineError as error:
-        raise MachineError(f"{path}: {error}; probe again") from None
+        raise MachineError(f"{path}: {error}") from None
     return machine
 
 
@@ -457,7 +457,7 @@ def check_machine(machine: MachineModel) -> None:
         _once("member of a clique", names)
         for name in names:
             _among("a clique", name, processors, "processors")
-    check_units(machine.tables)
+    check_tables(machine.tables)
     if not 0 <= machine.noise < 10:
         _refuse(f"expected noise from 0 to 10, found {machine.noise}")
 
@@ -492,4 +492,4 @@ def _among(whose: str, name: str, known: set[str], what: str) -> None:
 
 
 def _refuse(text: str) -> None:
-    raise MachineError(text)
+    raise MachineError(f"{text}; correct the file or probe again")

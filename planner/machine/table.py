@@ -91,41 +91,56 @@ def make_table(
 
 
 class TableName(str):
-    """Name of a table that a price reads, with its unit and processor.
+    """Name of a table that a price reads, with its axes, unit and processor.
 
     `MachineTable` lists what several prices read; a rate of one cost term stands beside the term:
 
-        CLERK = TableName("label_clerk", "seconds_per_seed")
+        CLERK = TableName("label_clerk", "ranks", "seconds_per_seed")
     """
 
+    axes: tuple[str, ...]
+    """Axes by name; one that ends in `?` may be missing."""
     unit: str
     processor: Literal["cpu", "cuda"]
     declared: ClassVar[dict[str, "TableName"]] = {}
-    """All such names, whose tables have that unit in every machine."""
+    """All such names; in every machine their tables have these axes and this unit."""
 
     def __new__(
-        cls, name: str, unit: str = "seconds", processor: Literal["cpu", "cuda"] = "cpu"
+        cls,
+        name: str,
+        axes: str = "bytes ranks",
+        unit: str = "seconds",
+        processor: Literal["cpu", "cuda"] = "cpu",
     ) -> Self:
-        """Declare a table; ValueError where it is declared with another unit."""
+        """Declare a table; ValueError where it is declared otherwise elsewhere."""
         made = str.__new__(cls, name)
-        made.unit, made.processor = unit, processor
-        if cls.declared.setdefault(name, made).unit != unit:
-            raise ValueError(f"table {name}: expected one unit, found {unit} and another")
+        made.axes, made.unit, made.processor = tuple(axes.split()), unit, processor
+        first = cls.declared.setdefault(name, made)
+        if (first.axes, first.unit) != (made.axes, unit):
+            raise ValueError(f"table {name}: expected one declaration, found two that differ")
         return made
 
+    def find_fault(self, table: Table) -> str:
+        """Say what of a table prices do not expect; empty where it is as declared."""
+        if table.unit != self.unit:
+            return f"expected the unit {self.unit}, found {table.unit!r:.80}"
+        needed = {axis for axis in self.axes if not axis.endswith("?")}
+        known = {axis.removesuffix("?") for axis in self.axes}
+        if needed <= set(table.axes) <= known and len(set(table.axes)) == len(table.axes):
+            return ""
+        return f"expected the axes {', '.join(self.axes)}, found {', '.join(table.axes)!s:.80}"
 
-def check_units(tables: Mapping[str, Table]) -> None:
-    """Refuse a table of another unit than the prices that read it take.
+
+def check_tables(tables: Mapping[str, Table]) -> None:
+    """Refuse a table whose unit or axes are not those that prices read.
 
     Raises:
-        MachineError: the line names the table and both units.
+        MachineError: the line names the table, what was expected and what was found.
     """
     for name, table in tables.items():
         wanted = TableName.declared.get(name)
-        if wanted is not None and table.unit != wanted.unit:
-            raise MachineError(
-                f"table {name}: expected the unit {wanted.unit}, found {table.unit!r:.80}"
-            )
+        if wanted is not None and (fault := wanted.find_fault(table)):
+            raise MachineError(f"table {name}: {fault}; correct the file or probe again")
 
 
 class MachineTable(TableName, Enum):
@@ -134,27 +149,27 @@ class MachineTable(TableName, Enum):
     __str__ = str.__str__
     __format__ = str.__format__
 
-    COPY = "copy", "bytes_per_second"
+    COPY = "copy", "readers", "bytes_per_second"
     """Copies by one reader while all readers copy."""
-    GATHER = "gather", "seconds_per_row"
+    GATHER = "gather", "rows? row_bytes working_set_bytes readers", "seconds_per_row"
     """Random rows of a reader's own memory."""
-    MAPPED_GATHER = "mapped_gather", "seconds_per_row"
+    MAPPED_GATHER = "mapped_gather", "rows? row_bytes working_set_bytes readers", "seconds_per_row"
     """Random rows of a mapping that all readers share."""
-    DISK_READ = "disk_read", "seconds_per_read"
+    DISK_READ = "disk_read", "read_bytes queue_depth readers?", "seconds_per_read"
     """Aligned direct reads of a disk."""
-    DISK_APART = "disk_apart", "share"
+    DISK_APART = "disk_apart", "read_bytes queue_depth readers", "share"
     """Lead of the mean reader over the last one, as a share of the reading time."""
-    SAMPLE_EDGE = "sample_edge", "seconds_per_edge"
-    SAMPLE_VERTEX = "sample_vertex", "seconds_per_vertex"
-    BULK_SAMPLE = "bulk_sample", "ratio"
+    SAMPLE_EDGE = "sample_edge", "topology_bytes readers", "seconds_per_edge"
+    SAMPLE_VERTEX = "sample_vertex", "table_bytes readers", "seconds_per_vertex"
+    BULK_SAMPLE = "bulk_sample", "batches", "ratio"
     """A stacked batch's seconds over a single one's."""
-    DEPENDENT_SAMPLE = "dependent_sample", "ratio"
+    DEPENDENT_SAMPLE = "dependent_sample", "kappa", "ratio"
     """A dependent batch's seconds over an independent one's."""
     ALL_REDUCE = "all_reduce"
     """All-reduce over ranks of one host while all compute."""
     ALL_REDUCE_STEPPED = "all_reduce_stepped"
     """All-reduce within the loop of a step that loads synchronously."""
-    ALL_REDUCE_CORE_SECONDS = "all_reduce_core_seconds", "core_seconds"
+    ALL_REDUCE_CORE_SECONDS = "all_reduce_core_seconds", "bytes ranks", "core_seconds"
     """Processor time of all ranks' threads in an all-reduce."""
     ALL_TO_ALL = "all_to_all"
     """All-to-all in equal shares over ranks of one host while all compute."""
@@ -172,49 +187,49 @@ class MachineTable(TableName, Enum):
     """In that loop: overhead around an exchange of rows that no stage meters."""
     ALL_TO_ALL_HIDDEN = "all_to_all_hidden"
     """Two exchanges: one long after the ranks met, and one soon after that."""
-    HOSTS_ALL_REDUCE = "hosts_all_reduce"
+    HOSTS_ALL_REDUCE = "hosts_all_reduce", "bytes hosts"
     """As without `hosts_`, between hosts with one process each; so are the tables that follow."""
-    HOSTS_ALL_REDUCE_STEPPED = "hosts_all_reduce_stepped"
-    HOSTS_ALL_TO_ALL = "hosts_all_to_all"
-    HOSTS_ALL_TO_ALL_STEPPED = "hosts_all_to_all_stepped"
-    HOSTS_ALL_TO_ALL_ASKED = "hosts_all_to_all_asked"
-    HOSTS_ALL_TO_ALL_EARLY = "hosts_all_to_all_early"
-    HOSTS_ALL_TO_ALL_AFTER = "hosts_all_to_all_after"
-    HOSTS_ALL_TO_ALL_AROUND_IDS = "hosts_all_to_all_around_ids"
-    HOSTS_ALL_TO_ALL_AROUND_ROWS = "hosts_all_to_all_around_rows"
-    HOSTS_ALL_TO_ALL_HIDDEN = "hosts_all_to_all_hidden"
-    STEP_JITTER = "step_jitter", "ratio"
+    HOSTS_ALL_REDUCE_STEPPED = "hosts_all_reduce_stepped", "bytes hosts"
+    HOSTS_ALL_TO_ALL = "hosts_all_to_all", "bytes hosts"
+    HOSTS_ALL_TO_ALL_STEPPED = "hosts_all_to_all_stepped", "bytes hosts"
+    HOSTS_ALL_TO_ALL_ASKED = "hosts_all_to_all_asked", "bytes hosts"
+    HOSTS_ALL_TO_ALL_EARLY = "hosts_all_to_all_early", "bytes hosts"
+    HOSTS_ALL_TO_ALL_AFTER = "hosts_all_to_all_after", "bytes hosts"
+    HOSTS_ALL_TO_ALL_AROUND_IDS = "hosts_all_to_all_around_ids", "bytes hosts"
+    HOSTS_ALL_TO_ALL_AROUND_ROWS = "hosts_all_to_all_around_rows", "bytes hosts"
+    HOSTS_ALL_TO_ALL_HIDDEN = "hosts_all_to_all_hidden", "bytes hosts"
+    STEP_JITTER = "step_jitter", "ranks", "ratio"
     """Deviation of ranks' equal work from step to step."""
-    OVERLAP_ETA = "overlap_eta", "ratio"
+    OVERLAP_ETA = "overlap_eta", "ranks? threads?", "ratio"
     """Share of an all-reduce that compute hides."""
-    BESIDE = "beside", "ratio"
+    BESIDE = "beside", "ranks? threads?", "ratio"
     """Slowdown of compute while a loader thread gathers; `BESIDE_LOADER`: of that thread."""
-    BESIDE_LOADER = "beside_loader", "ratio"
-    PROCESS_START = "process_start"
-    CORE_START = "core_start"
+    BESIDE_LOADER = "beside_loader", "ranks? threads?", "ratio"
+    PROCESS_START = "process_start", "ranks"
+    CORE_START = "core_start", "threads"
     """Start of an operation of the model on cores; solved for together with the two rates."""
-    CORE_FLOPS = "core_flops", "flops_per_second"
-    CORE_BYTES = "core_bytes", "bytes_per_second"
-    GPU_KERNEL = "gpu_kernel", "seconds", "cuda"
-    GPU_START = "gpu_start", "seconds", "cuda"
+    CORE_FLOPS = "core_flops", "threads", "flops_per_second"
+    CORE_BYTES = "core_bytes", "threads", "bytes_per_second"
+    GPU_KERNEL = "gpu_kernel", "ranks", "seconds", "cuda"
+    GPU_START = "gpu_start", "ranks", "seconds", "cuda"
     """Host's seconds of starting a kernel of the runtime, Python included."""
-    GPU_MESSAGE = "gpu_message", "seconds", "cuda"
-    HOST_MESSAGE = "host_message", "seconds", "cuda"
-    GPU_CONTEXT = "gpu_context", "bytes", "cuda"
+    GPU_MESSAGE = "gpu_message", "ranks", "seconds", "cuda"
+    HOST_MESSAGE = "host_message", "ranks", "seconds", "cuda"
+    GPU_CONTEXT = "gpu_context", "ranks", "bytes", "cuda"
     """GPU memory of a process before any data."""
-    GPU_PROCESS = "gpu_process", "bytes", "cuda"
+    GPU_PROCESS = "gpu_process", "ranks", "bytes", "cuda"
     """Host memory of a process with CUDA."""
-    GPU_UVA_PROGRAMS = "gpu_uva_programs", "programs", "cuda"
+    GPU_UVA_PROGRAMS = "gpu_uva_programs", "ranks", "programs", "cuda"
     """Smallest grid that gathers from the host at its best rate."""
-    GPU_BESIDE = "gpu_beside", "ratio", "cuda"
+    GPU_BESIDE = "gpu_beside", "programs", "ratio", "cuda"
     """Slowdown of compute beside such a gather; `GPU_BESIDE_GATHER`: of that gather."""
-    GPU_BESIDE_GATHER = "gpu_beside_gather", "ratio", "cuda"
-    GPU_OVERLAP_ETA = "gpu_overlap_eta", "ratio", "cuda"
-    NCCL_ALL_REDUCE = "nccl_all_reduce", "seconds", "cuda"
+    GPU_BESIDE_GATHER = "gpu_beside_gather", "programs", "ratio", "cuda"
+    GPU_OVERLAP_ETA = "gpu_overlap_eta", "ranks", "ratio", "cuda"
+    NCCL_ALL_REDUCE = "nccl_all_reduce", "bytes ranks", "seconds", "cuda"
     """All-reduce of a host's ranks on GPUs, host's start and wait included."""
-    NCCL_ALL_TO_ALL = "nccl_all_to_all", "seconds", "cuda"
+    NCCL_ALL_TO_ALL = "nccl_all_to_all", "bytes ranks", "seconds", "cuda"
     """Their all-to-all of rows, by the bytes that a rank sends to others."""
-    NCCL_ASKED = "nccl_asked", "seconds", "cuda"
+    NCCL_ASKED = "nccl_asked", "ranks", "seconds", "cuda"
     """Their all-to-all of counts, then a few ids."""
 
     @property

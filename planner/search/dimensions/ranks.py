@@ -31,7 +31,7 @@ from gnnplan.planner.machine.model import (
     without_gpus,
 )
 from gnnplan.planner.machine.routes import routes
-from gnnplan.planner.machine.table import check_units
+from gnnplan.planner.machine.table import check_tables
 from gnnplan.planner.search.dimensions.dimension import Dimension, Draws, Proposal, ProposalInputs
 from gnnplan.planner.settings import PlanSettings
 from gnnplan.planner.units import counted
@@ -135,7 +135,7 @@ def machine_of_ranks(machine: MachineModel, settings: PlanSettings) -> MachineMo
     Raises:
         MachineError: no plan can be made for its GPUs, or a table has another unit than is read.
     """
-    check_units(machine.tables)  # those of terms, too, which reading the machine did not know
+    check_tables(machine.tables)  # those of terms, too, which reading the machine did not know
     if settings.cores:
         return without_gpus(machine)
     lost = [note for note in machine.notes if _WHY_LOST.match(note)]

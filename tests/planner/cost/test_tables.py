@@ -1,6 +1,7 @@
 """What prices read of a machine stands in one enumeration, as probes and presets make it."""
 
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -33,21 +34,43 @@ def test_a_machines_tables_have_the_unit_that_prices_take(name: str) -> None:
     assert {member: tables[member].unit for member in known} == {m: m.unit for m in known}
 
 
-def test_a_rate_that_a_term_declares_has_one_unit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rate_that_a_term_declares_has_one_unit_and_its_axes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(TableName, "declared", dict(TableName.declared))
-    pace = TableName("label_clerk", "seconds_per_seed")
+    pace = TableName("label_clerk", "ranks threads?", "seconds_per_seed")
     assert (pace, pace.unit, pace.processor) == ("label_clerk", "seconds_per_seed", "cpu")
-    assert TableName("label_clerk", "seconds_per_seed") == pace
-    with pytest.raises(ValueError, match="label_clerk: expected one unit"):
-        TableName("label_clerk", "ms_per_seed")
+    assert TableName("label_clerk", "ranks threads?", "seconds_per_seed") == pace
+    for other in (("ranks threads?", "ms_per_seed"), ("ranks", "seconds_per_seed")):
+        with pytest.raises(ValueError, match="label_clerk: expected one declaration"):
+            TableName("label_clerk", *other)
     wrong = machine().with_tables({pace: make_table("ms_per_seed", {"ranks": [1]}, [1.0], 0.1)})
     line = "label_clerk: expected the unit seconds_per_seed, found 'ms_per_seed'"
     with pytest.raises(MachineError, match=line):
         check_machine(wrong)
     with pytest.raises(MachineError, match=line):
         machine_of_ranks(wrong, PlanSettings())
-    right = make_table("seconds_per_seed", {"ranks": [1]}, [1e-3], 0.1)
-    check_machine(machine().with_tables({pace: right}))
+    for axes in (["readers"], ["threads"], ["ranks", "readers"], ["ranks", "ranks"]):
+        off = make_table("seconds_per_seed", {"ranks": [1]}, [1e-3], 0.1)
+        off = replace(off, axes=axes, points=[[1.0]] * len(axes))
+        with pytest.raises(MachineError, match=r"label_clerk: expected the axes ranks, threads\?,"):
+            machine_of_ranks(machine().with_tables({pace: off}), PlanSettings())
+    for axes in (["ranks"], ["threads", "ranks"]):
+        right = make_table("seconds_per_seed", {axis: [1] for axis in axes}, [1e-3], 0.1)
+        check_machine(machine().with_tables({pace: right}))
+
+
+@pytest.mark.parametrize("name", MACHINES)
+def test_a_table_over_other_axes_is_refused_as_its_machine_is_read(name: str) -> None:
+    found = MACHINES[name]
+    for member in MachineTable:
+        if member in found.tables:
+            table = found.tables[member]
+            off = replace(table, axes=[f"{axis}s" for axis in table.axes])
+            with pytest.raises(
+                MachineError, match=f"table {member}: expected the axes .*; correct"
+            ):
+                check_machine(found.with_tables({member: off}))
 
 
 def test_tables_of_gpus_are_those_that_machines_without_one_lack() -> None:

@@ -32,6 +32,14 @@ def grid(values: list[float]) -> Table:
     )
 
 
+def gathers(values: list[float]) -> Table:
+    """The same over tables of one size, as a machine has it."""
+    table = grid(values)
+    rows, readers = table.points
+    axes = ["row_bytes", "working_set_bytes", "readers"]
+    return replace(table, axes=axes, points=[rows, [1e9], readers])
+
+
 VALUES = [1e-8, 2e-8, 3e-8, 6e-8, 9e-8, 2e-7]
 
 
@@ -51,7 +59,7 @@ def machine() -> MachineModel:
                 bandwidth_bytes_per_second=1e10,
             )
         ],
-        tables={"gather": grid(VALUES)},
+        tables={"gather": gathers(VALUES)},
         extent="quick",
         notes=["a note"],
     )
@@ -198,7 +206,7 @@ def test_a_table_that_was_not_measured_is_never_invented():
 
 def test_calibration_changes_with_a_measured_number_and_not_with_notes():
     first = machine()
-    other = first.with_tables({"gather": grid([*VALUES[:-1], 3e-7])})
+    other = first.with_tables({"gather": gathers([*VALUES[:-1], 3e-7])})
     assert other.calibration != first.calibration
     assert replace(first, notes=[]).calibration == first.calibration
 
