@@ -1,8 +1,8 @@
 """Compare a plan's prediction with a run's measurement, stage by stage.
 
-Measured is the median over at least 30 steps after at least 10 discarded, of the mean over the
-ranks; errors are relative to it. Where one step in `stack` draws several batches at once, it is the
-median over windows of `stack` successive steps, each with one such step.
+Measured is the median over at least 30 steps of whole batches after at least 10 discarded, of the
+mean over the ranks; errors are relative to it. Where one step in `stack` draws several batches at
+once, it is the median over windows of `stack` successive steps, each with one such step.
 """
 
 from collections.abc import Iterable
@@ -33,11 +33,23 @@ def whole_steps(plan: Plan, report: RunReport) -> list[float]:
     window of steps less than that, and stacked batches look faster than single ones.
     """
     per_epoch, seconds = plan.prediction.steps_per_epoch, report.step_samples
-    whole = plan.graph.num_train % plan.workload.batch_size == 0
-    if whole or per_epoch < 2 or len(report.plans) > 1:  # of several plans the last one's steps
+    if not _has_small_batch(plan) or len(report.plans) > 1:  # of several plans the last one's steps
         return seconds
     first = report.first_step + report.step_seconds.discarded
     return [each for i, each in enumerate(seconds, first) if (i + 1) % per_epoch] or seconds
+
+
+def _has_small_batch(plan: Plan) -> bool:
+    """Return whether an epoch ends with a smaller batch than its others."""
+    steps, rest = plan.prediction.steps_per_epoch, plan.graph.num_train % plan.workload.batch_size
+    return steps > 1 and rest > 0
+
+
+def _counts_small_batches(plan: Plan, report: RunReport) -> bool:
+    """Return whether a report's stages are of all batches, as those of earlier versions are."""
+    whole = whole_steps(plan, report)
+    counted = report.step_seconds.count == len(report.step_samples)
+    return counted and len(whole) < len(report.step_samples)
 
 
 STEP_BAR = 0.30
@@ -238,8 +250,14 @@ def _notes(plan: Plan, report: RunReport, stages: dict[str, StageComparison]) ->
             "stages of a GPU are metered as the host hands them over, and predicted until the GPU "
             "is done: hold the step against its prediction, not the stages"
         )
+    if _counts_small_batches(plan, report):
+        notes.append(
+            "the stages count epochs' small last batches too, the step does not, so that a stage "
+            "may be longer than it: train again to have both of whole batches"
+        )
     if not step.enough:
-        found = f"{step.count} steps after {step.discarded} discarded"
+        whole = " of whole batches" if _has_small_batch(plan) else ""
+        found = f"{step.count} steps{whole} after {step.discarded} discarded"
         notes.append(f"expected at least {MIN_MEASURED_STEPS} measured steps, found {found}")
     notes += [f"forced, so that the run teaches no factors: {line}" for line in report.forced]
     if report.noise.overloaded:

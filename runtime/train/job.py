@@ -425,9 +425,9 @@ class Job:
         forced = self.loop.comm.all_gather_objects(self.forced)
         meter = self.loop.meter
         seconds = meter.seconds(STEP)
-        steps = measured_steps(seconds)
+        steps = measured_steps(seconds, lambda skip: meter.whole_seconds(STEP, skip))
         samples = {
-            str(name): meter.seconds(name, skip_steps=steps.discarded)[:MAX_STEP_SAMPLES]
+            str(name): meter.whole_seconds(name, steps.discarded)[:MAX_STEP_SAMPLES]
             for name in meter.stages(skip_steps=steps.discarded)
         }
         return RunReport(

@@ -131,6 +131,24 @@ def test_the_small_last_batch_of_an_epoch_is_no_step(plan: Plan, stack: int) -> 
     assert join_runs(even, [run]).count > join_runs(plan, [run]).count
 
 
+def test_stages_of_other_batches_than_the_steps_are_said(plan: Plan) -> None:
+    """Reports of before have the stages, and the step's median, of small batches too."""
+    uneven = replace(
+        plan,
+        graph=replace(plan.graph, num_train=plan.workload.batch_size + 1),
+        prediction=replace(plan.prediction, steps_per_epoch=2),
+    )
+    before = replace(report(uneven, count=40), step_samples=[10e-3, 2e-3] * 20)
+    words = "a stage may be longer than it: train again"
+    assert any(words in note for note in compare(uneven, before).notes)
+    now = replace(report(uneven, count=20), step_samples=[10e-3, 2e-3] * 20)
+    notes = compare(uneven, now).notes
+    assert not any(words in note for note in notes)
+    assert any("found 20 steps of whole batches after 10 discarded" in note for note in notes)
+    even = replace(plan, graph=replace(plan.graph, num_train=2 * plan.workload.batch_size))
+    assert not any(words in note for note in compare(even, before).notes)
+
+
 def test_stages_done_for_a_whole_stack_are_compared_by_their_mean(plan: Plan) -> None:
     # One step in four draws four batches: 4 ms in it and nothing in the others, 1 ms on the mean.
     uneven = StageReport(median=0.0, p10=0.0, p90=4e-3, count=48, mean=1e-3, core_seconds=1e-3)
