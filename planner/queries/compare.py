@@ -54,6 +54,8 @@ def _counts_small_batches(plan: Plan, report: RunReport) -> bool:
 
 STEP_BAR = 0.30
 STAGE_BAR = 0.50
+STOLEN = 0.02
+"""Share of the cores' time from which it is said that the hypervisor took it."""
 NEGLIGIBLE = 0.02
 """Share of the step below which a stage is shown apart, without a bar."""
 
@@ -160,12 +162,13 @@ def compare(plan: Plan, report: RunReport) -> Comparison:
     stages = _stages(plan, report)
     seconds = measured_step(plan, report)
     total = _total(plan.prediction.step_seconds, seconds)
+    epoch = _total(plan.prediction.epoch_seconds, _epoch_seconds(report))
     floor = NEGLIGIBLE * seconds
     large = {n: s for n, s in stages.items() if max(s.measured, s.predicted) >= floor}
     minor = {n: s for n, s in stages.items() if n not in large}
     return Comparison(
         step_seconds=total,
-        epoch_seconds=_total(plan.prediction.epoch_seconds, _epoch_seconds(report)),
+        epoch_seconds=epoch,
         stages=large,
         minor_stages=minor,
         startup_seconds=_row(plan.prediction.startup_seconds, report.startup_seconds),
@@ -173,7 +176,7 @@ def compare(plan: Plan, report: RunReport) -> Comparison:
         num_steps=step.count,
         step_within_bar=total.ape <= STEP_BAR,
         stages_within_bar=all(s.ape <= STAGE_BAR for s in large.values()),
-        notes=_notes(plan, report, stages),
+        notes=[*_outside(plan, report, total, epoch), *_notes(plan, report, stages)],
         emulated=plan.strategy.emulated,
         factor_names=factor_names(plan),
     )
@@ -240,6 +243,31 @@ def _epoch_seconds(report: RunReport) -> float:
     return float(np.median(later)) if later else 0.0
 
 
+def _outside(plan: Plan, report: RunReport, step: Total, epoch: Total) -> list[str]:
+    """Say in a sentence what was measured outside its predicted interval, and what can be done."""
+    # A single epoch has the start-up in it, and emulated ranks are not what was priced.
+    asked = {"step": step} | ({"epoch": epoch} if len(report.epochs) > 1 else {})
+    found = [
+        f"the {name} took {'longer' if each.measured > each.high else 'less'} than its interval"
+        for name, each in asked.items()
+        if not each.within_interval
+    ]
+    if not found or plan.strategy.emulated:
+        return []
+    if plan.prediction.estimated:
+        advice = "the plan is an estimate; `gnnplan plan --thorough` measures and plans again"
+    elif report.noise.overloaded or report.noise.steal_fraction > STOLEN:
+        advice = "the machine was busy; train and compare again while it is quiet"
+    else:
+        advice = (
+            "plan again, after `gnnplan probe` while nothing else runs if the machine may have "
+            "been measured while busy"
+        )
+        if plan.strategy.mode != "full-graph":
+            advice += "; `gnnplan plan --calibrated` scales stages by what runs taught"
+    return [f"{', and '.join(found)}: {advice}"]
+
+
 def _notes(plan: Plan, report: RunReport, stages: dict[str, StageComparison]) -> list[str]:
     notes: list[str] = []
     step = report.step_seconds
@@ -262,7 +290,7 @@ def _notes(plan: Plan, report: RunReport, stages: dict[str, StageComparison]) ->
     notes += [f"forced, so that the run teaches no factors: {line}" for line in report.forced]
     if report.noise.overloaded:
         notes.append(f"the machine was busy (load {report.noise.load_before:.1f}) when it began")
-    if report.noise.steal_fraction > 0.02:
+    if report.noise.steal_fraction > STOLEN:
         notes.append(f"the hypervisor took {report.noise.steal_fraction:.0%} of the cores' time")
     if len(report.epochs) == 1:
         notes.append("only one epoch was run: its start-up is in the epoch's seconds")

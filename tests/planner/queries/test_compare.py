@@ -229,6 +229,32 @@ def test_a_comparison_of_emulated_gpus_says_so(plan: Plan) -> None:
     assert not compare(plan, report(plan)).emulated
 
 
+def test_what_is_measured_outside_its_interval_is_said_with_what_to_do(plan: Plan) -> None:
+    def said(made: Plan, run: RunReport) -> str:
+        return next((note for note in compare(made, run).notes if "than its interval" in note), "")
+
+    assert said(plan, report(plan, step=11e-3)) != ""  # the epoch took 1.25 s
+    inside = report(plan, step=11e-3)
+    epochs = [replace(each, seconds=1.1) for each in inside.epochs]
+    assert said(plan, replace(inside, epochs=epochs)) == ""
+    assert said(plan, report(plan, step=13e-3)) == (
+        "the step took longer than its interval, and the epoch took longer than its interval: plan "
+        "again, after `gnnplan probe` while nothing else runs if the machine may have been "
+        "measured while busy; `gnnplan plan --calibrated` scales stages by what runs taught"
+    )
+    one = replace(report(plan, step=7e-3), epochs=epochs[:1])  # its start-up is in the epoch
+    assert said(plan, one).startswith("the step took less than its interval: plan")
+    estimated = replace(plan, prediction=replace(plan.prediction, estimated=True))
+    assert said(estimated, report(plan, step=13e-3)).endswith(
+        "--thorough` measures and plans again"
+    )
+    noise = HostNoise(load_before=7.0, load_after=7.0, steal_fraction=0.0, cores=2, overloaded=True)
+    assert "train and compare again" in said(plan, replace(report(plan, step=13e-3), noise=noise))
+    devices = [replace(each, emulated=True) for each in plan.strategy.devices]
+    emulated = replace(plan, strategy=replace(plan.strategy, devices=devices))
+    assert said(emulated, report(plan, step=13e-3)) == ""
+
+
 def test_a_report_of_another_plan_is_refused(plan: Plan) -> None:
     other = replace(report(plan), plan_id="f" * 32)
     with pytest.raises(SettingsError, match="found one of ffffffffffff"):
