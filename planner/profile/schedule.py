@@ -124,10 +124,10 @@ def _words(what: str, number: int, left: float) -> str:
     """Say what is timed, which round it is, and how long all of it may last.
 
     >>> _words("timing labor", 0, 31.7), _words("timing labor", 2, -0.2)
-    ('timing labor: round 1 of 2, at most 32 s left', 'timing labor: once more, at most 0 s left')
+    ('timing labor: round 1 of 2, at most 32 s more', 'timing labor: once more, at most 0 s more')
     """
     which = f"round {number + 1} of {ROUNDS}" if number < ROUNDS else "once more"
-    return f"{what}: {which}, at most {max(0.0, left):.0f} s left"
+    return f"{what}: {which}, at most {max(0.0, left):.0f} s more"
 
 
 @dataclass(kw_only=True, slots=True)

@@ -97,7 +97,7 @@ def test_a_round_visits_what_each_size_needs_and_then_all_that_may_win(small_gra
     )
     first = [(1, 1), (2, 1), "load 1", "load 2", (1, 2)]
     assert team.calls == [*first, (1, 1), (1, 2), "load 1", (2, 1), "load 2"]
-    assert told[0] == ("timing neighbor, 1 ranks x 1 threads: round 1 of 2, at most 60 s left", 0.0)
+    assert told[0] == ("timing neighbor, 1 ranks x 1 threads: round 1 of 2, at most 60 s more", 0.0)
     shares = [share for _, share in told]
     assert shares == sorted(shares)
     assert clock.now <= 60.0
