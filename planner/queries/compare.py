@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from gnnplan.planner.errors import SettingsError
+from gnnplan.planner.units import counted
 from gnnplan.runtime import codec
 from gnnplan.runtime.plan.schema import Interval, Plan
 from gnnplan.runtime.report import EMULATED_NOTE, MIN_MEASURED_STEPS, RunReport, window_means
@@ -285,7 +286,7 @@ def _notes(plan: Plan, report: RunReport, stages: dict[str, StageComparison]) ->
         )
     if not step.enough:
         whole = " of whole batches" if _has_small_batch(plan) else ""
-        found = f"{step.count} steps{whole} after {step.discarded} discarded"
+        found = f"{counted(step.count, 'step')}{whole} after {step.discarded} discarded"
         notes.append(f"expected at least {MIN_MEASURED_STEPS} measured steps, found {found}")
     notes += [f"forced, so that the run teaches no factors: {line}" for line in report.forced]
     if report.noise.overloaded:
