@@ -258,7 +258,9 @@ def print_simulation(result: "Simulation") -> None:
     if times.step_seconds is not None:
         screen.print(f"modelled step {seconds_text(times.step_seconds)}")
         for stage, seconds in times.stages.items():
-            screen.print(f"  {stage}: {seconds_text(seconds)}")
+            more = times.hidden.get(stage, 0.0)
+            beside = f" and {seconds_text(more)} beside the start of the model's kernels"
+            screen.print(f"  {stage}: {seconds_text(seconds)}{beside if more else ''}")
     for source, words in {**result.provenance, **times.provenance}.items():
         print_text(f"  {source}: {words}")
     for note in result.notes:
