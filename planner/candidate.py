@@ -119,7 +119,7 @@ def plain_words(candidate: Candidate) -> str:
     """
     t = candidate.threads
     if candidate.gpus:
-        ahead = f", {candidate.prefetch_depth} batches ahead" if t.sample else ""
+        ahead = f", {counted(candidate.prefetch_depth, 'batch')} ahead" if t.sample else ""
         ahead += ", steps captured" if candidate.step == "captured" else ""
         return f"{gpu_words(candidate)}{ahead}, {policy_words(candidate.policy)}"
     ranks = counted(candidate.num_ranks, "rank")

@@ -25,7 +25,7 @@ from gnnplan.planner.queries.explain import explain, seconds_text
 from gnnplan.planner.request import check_output, check_request, no_estimate
 from gnnplan.planner.search.samplers import with_samplers
 from gnnplan.planner.settings import PlanSettings
-from gnnplan.planner.units import Progress, onward, portion, silent
+from gnnplan.planner.units import Progress, counted, onward, portion, silent
 from gnnplan.runtime.device import machine_fingerprint
 from gnnplan.runtime.graph.dataset import open_graph
 from gnnplan.runtime.plan.schema import Plan
@@ -64,7 +64,9 @@ def measuring_budget(first: Draft, settings: PlanSettings, *, probed: bool) -> M
     if most_gained(first) <= first.record.machine.noise:
         return MeasuringBudget(seconds=0.0, why_not="no other choice can gain beyond the noise")
     if allowed < least:
-        length = f"{epochs} epochs of {seconds_text(made.prediction.epoch_seconds.value)}"
+        length = (
+            f"{counted(epochs, 'epoch')} of {seconds_text(made.prediction.epoch_seconds.value)}"
+        )
         why = f"{least:.0f} s of measuring would be more than a tenth of {length}"
         return MeasuringBudget(seconds=0.0, why_not=why)
     return MeasuringBudget(seconds=allowed)

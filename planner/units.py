@@ -33,10 +33,11 @@ def parse_bytes(text: str | None, option: str) -> int | None:
 def counted(number: int, word: str) -> str:
     """Return a number with its noun, in the plural where it is not one.
 
-    >>> counted(1, "host"), counted(2, "host")
-    ('1 host', '2 hosts')
+    >>> counted(1, "host"), counted(2, "host"), counted(2, "batch")
+    ('1 host', '2 hosts', '2 batches')
     """
-    return f"{number} {word}{'' if number == 1 else 's'}"
+    many = "es" if word.endswith("ch") else "s"
+    return f"{number} {word}{'' if number == 1 else many}"
 
 
 def by_number(name: str) -> list[tuple[int, str]]:

@@ -71,6 +71,8 @@ class StageMeter:
         self._dropping = threading.Lock()
         self._counts: list[tuple[int, dict[str, int], dict[str, int]]] = []
         self._lists: list[tuple[int, dict[str, int], dict[str, int]]] = []
+        self.small_steps: set[int] = set()
+        """Steps on the small last batch of an epoch."""
         self._ended: list[_Ended] = []
         self.on_enter: Callable[[str, int, bool], None] | None = None
         """Watcher that is told each stage and step that a thread enters."""
@@ -189,17 +191,27 @@ class StageMeter:
 
         Of many steps these are the first and the latest.
         """
-        samples = [s for s in list(self._samples.get(str(stage), [])) if s.step >= skip_steps]
-        return [s.seconds for s in sorted(samples, key=lambda s: s.step)]
+        return [s.seconds for s in self._kept(stage, skip_steps)]
+
+    def whole_seconds(self, stage: str, skip_steps: int) -> list[float]:
+        """Return `seconds` of whole batches; of all where none is whole."""
+        return [s.seconds for s in self._whole(stage, skip_steps)]
 
     def stages(self, *, skip_steps: int = 0) -> dict[str, StageReport]:
-        """Summarise what is kept of each stage beyond the first `skip_steps` steps, if anything."""
-        found: dict[str, StageReport] = {}
-        for stage in list(self._samples):
-            kept = [s for s in list(self._samples[stage]) if s.step >= skip_steps]
-            if kept:
-                found[stage] = _summary(kept)
-        return found
+        """Summarise what is kept of each stage beyond the first `skip_steps` steps, if anything.
+
+        Small last batches of epochs are left out, as in `whole_seconds`.
+        """
+        every = {stage: self._whole(stage, skip_steps) for stage in list(self._samples)}
+        return {stage: _summary(kept) for stage, kept in every.items() if kept}
+
+    def _kept(self, stage: str, skip_steps: int) -> list[Sample]:
+        samples = [s for s in list(self._samples.get(str(stage), [])) if s.step >= skip_steps]
+        return sorted(samples, key=lambda s: s.step)
+
+    def _whole(self, stage: str, skip_steps: int) -> list[Sample]:
+        kept = self._kept(stage, skip_steps)
+        return [s for s in kept if s.step not in self.small_steps] or kept
 
     def totals(self, *, skip_steps: int = 0) -> tuple[dict[str, int], dict[str, int]]:
         """Return rows and bytes by source, summed; `skip_steps` leaves out the first steps."""

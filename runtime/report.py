@@ -3,7 +3,7 @@
 `report.json` is written by rank 0 as a whole or not at all, after the last epoch.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -37,7 +37,7 @@ class Quantiles:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StageReport:
-    """Seconds per step of one stage on one rank."""
+    """Seconds per step of one stage on one rank, over the steps of `StepSeconds`."""
 
     median: float
     p10: float
@@ -110,7 +110,10 @@ class EpochReport:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepSeconds:
-    """Measured seconds of one optimiser step on rank 0, without `discarded` steps."""
+    """Measured seconds of an optimiser step on rank 0, of whole batches after `discarded` steps.
+
+    An epoch's small last batch counts where there are no others.
+    """
 
     median: float
     p10: float
@@ -155,7 +158,7 @@ class RunReport:
     ranks: list[RankReport]
     step_seconds: StepSeconds
     step_samples: list[float]
-    """Seconds of rank 0's steps after the warm-up, at most `MAX_STEP_SAMPLES`."""
+    """Seconds of rank 0's steps after the warm-up, small ones too; at most `MAX_STEP_SAMPLES`."""
     epochs: list[EpochReport]
     losses: list[float]
     """Global loss per seed of each step of this process, at most `MAX_STEP_SAMPLES`."""
@@ -188,13 +191,19 @@ def quantiles(values: Sequence[float]) -> Quantiles:
     return Quantiles(median=float(middle), p10=float(low), p90=float(high), count=len(values))
 
 
-def measured_steps(seconds: Sequence[float], *, discard: int = WARMUP_STEPS) -> StepSeconds:
+def measured_steps(
+    seconds: Sequence[float],
+    whole: Callable[[int], Sequence[float]] | None = None,
+    *,
+    discard: int = WARMUP_STEPS,
+) -> StepSeconds:
     """Return the median step of one process, over epochs; all zero where no step was taken.
 
-    `seconds` has every step in order. A run too short for `discard` steps leaves out half.
+    `seconds` has every step in order; `whole` returns those of whole batches after a number of
+    steps, None for all. A run too short for `discard` steps leaves out half.
     """
     discard = min(discard, len(seconds) // 2)
-    kept = list(seconds[discard:])
+    kept = list(seconds[discard:] if whole is None else whole(discard))
     q = quantiles(kept) if kept else Quantiles(median=0.0, p10=0.0, p90=0.0, count=0)
     enough = q.count >= MIN_MEASURED_STEPS and discard >= WARMUP_STEPS
     return StepSeconds(

@@ -6,6 +6,7 @@ import os
 import sys
 import textwrap
 import time
+from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
@@ -321,10 +322,10 @@ def progress_bar(title: str) -> Generator[ProgressCallback, None, None]:
         console=screen,
         transient=True,
     ) as bar:
-        begun, task = time.monotonic(), bar.add_task(title, total=1.0, left="")
+        pace, task = Pace(), bar.add_task(title, total=1.0, left="")
 
         def update(what: str, share: float) -> None:
-            left = left_words(time.monotonic() - begun, share)
+            left = pace.left_words(time.monotonic(), share)
             bar.update(task, description=f"{title}: {what}", completed=min(share, 1.0), left=left)
 
         yield update
@@ -332,30 +333,50 @@ def progress_bar(title: str) -> Generator[ProgressCallback, None, None]:
 
 def _line_progress(title: str, clock: Callable[[], float]) -> ProgressCallback:
     """Return progress that prints a line now and then."""
-    begun = clock()
+    pace, begun = Pace(), clock()
     due = begun + FIRST_LINE_SECONDS
 
     def update(what: str, share: float) -> None:
         nonlocal due
-        if (now := clock()) < due:
+        left = pace.left_words(now := clock(), share)
+        if now < due:
             return
         due = now + LINE_SECONDS
-        left = left_words(now - begun, share)
         words = f"{title}: {what}; {now - begun:.0f} s so far{f', {left}' if left else ''}"
         print_text(words, as_json=True)
 
     return update
 
 
-def left_words(seconds: float, share: float) -> str:
-    """Say how long a job still takes at its pace; empty where too little is done to tell.
+class Pace:
+    """Pace of a job in the later half of the time since its first report.
 
-    >>> left_words(10.0, 0.25), left_words(10.0, 0.01), left_words(10.0, 1.0)
-    ('about 30 s left', '', '')
+    So the start of ranks, epochs before an interruption, and slow first steps are no part of it.
     """
-    if not 0.05 <= share < 1.0:
-        return ""
-    return f"about {seconds * (1.0 - share) / share:.0f} s left"
+
+    LEAST_SHARE = 0.05
+    """Share of what was to do at the first report, of which the pace is told."""
+
+    def __init__(self) -> None:
+        self._first: tuple[float, float] | None = None
+        self._seen: deque[tuple[float, float]] = deque()
+        """Readings of the clock with the share done, from the later half's first on."""
+
+    def left_words(self, now: float, share: float) -> str:
+        """Say how long the job still takes; empty where too little is done to tell.
+
+        >>> pace = Pace()  # 8 s of a start and 4 s of the first of ten steps, then 1 s each
+        >>> pace.left_words(12.0, 0.1), pace.left_words(13.0, 0.2), pace.left_words(14.0, 0.3)
+        ('', 'about 8 s left', 'about 7 s left')
+        """
+        first, begun = self._first = self._first or (now, share)
+        self._seen.append((now, share))
+        while self._seen[0][0] < (first + now) / 2 and self._seen[1][0] <= (first + now) / 2:
+            self._seen.popleft()
+        if share - begun < self.LEAST_SHARE * (1.0 - begun) or share >= 1.0:
+            return ""
+        since, done = self._seen[0] if self._seen[0][1] < share else (first, begun)
+        return f"about {(now - since) * (1.0 - share) / (share - done):.0f} s left"
 
 
 def bytes_text(value: float) -> str:

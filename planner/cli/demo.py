@@ -18,6 +18,7 @@ from gnnplan.planner.cli.planning import print_explanation
 from gnnplan.planner.cli.training import event_line, print_comparison
 from gnnplan.planner.machine.model import save_machine
 from gnnplan.planner.settings import PlanSettings
+from gnnplan.planner.units import counted
 from gnnplan.runtime.errors import InputError
 from gnnplan.runtime.plan.io import load_plan
 from gnnplan.runtime.plan.schema import Plan, Workload
@@ -100,7 +101,7 @@ def demo_command(
         machine = probe(quick=True, progress=progress)
     save_machine(machine, folder / MACHINE_FILE)
 
-    say(f"3/6 planning for {ranks} ranks")
+    say(f"3/6 planning for {counted(ranks, 'rank')}")
     from gnnplan.planner.pipeline import plan
 
     settings, place = demo_settings(ranks), folder / "plan"
@@ -109,7 +110,7 @@ def demo_command(
     if not as_json:
         print_explanation(place)
 
-    say(f"4/6 training {epochs} epochs on {ranks} ranks")
+    say(f"4/6 training {counted(epochs, 'epoch')} on {counted(ranks, 'rank')}")
     from gnnplan.runtime.launch.launch import train
 
     def on_event(event: dict[str, object]) -> None:
@@ -144,7 +145,8 @@ def demo_command(
     print_comparison(comparison)
     print_text(render_elsewhere(elsewhere))
     say(
-        f"loss {result.losses[0]:.3f} -> {result.losses[-1]:.3f} over {epochs} epochs; "
+        f"loss {result.losses[0]:.3f} -> {result.losses[-1]:.3f} over "
+        f"{counted(epochs, 'epoch')}; "
         f"test accuracy {result.test_accuracy or 0.0:.1%}, logistic regression on the features "
         f"{baseline:.1%}; {result.seconds:.0f} s in all"
     )

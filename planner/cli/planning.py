@@ -28,6 +28,7 @@ from gnnplan.planner.errors import SettingsError
 from gnnplan.planner.machine.model import MachineModel
 from gnnplan.planner.probe.presets import find_machine
 from gnnplan.planner.settings import PlanSettings
+from gnnplan.planner.units import counted
 from gnnplan.runtime.codec import write_text_atomically
 from gnnplan.runtime.errors import InputError
 from gnnplan.runtime.plan.io import load_plan
@@ -217,15 +218,15 @@ def simulate_command(
 def print_simulation(result: "Simulation") -> None:
     """Print what was counted by rank, link and device, and the modelled times."""
     screen = console()
-    counted = list[tuple[str, ...]]()
+    read = list[tuple[str, ...]]()
     for rank in result.ranks:
         for kind, rows in rank.rows_by_source.items():
             size = bytes_text(float(rank.bytes_by_source[kind]))
-            counted.append((str(rank.rank), kind, f"{rows}", size))
+            read.append((str(rank.rank), kind, f"{rows}", size))
         for kind, lists in rank.lists_by_source.items():
             size = bytes_text(float(rank.list_bytes_by_source[kind]))
-            counted.append((str(rank.rank), f"lists: {kind}", f"{lists}", size))
-    screen.print(table_of(("rank", "source", "rows", "bytes"), counted, title="counted"))
+            read.append((str(rank.rank), f"lists: {kind}", f"{lists}", size))
+    screen.print(table_of(("rank", "source", "rows", "bytes"), read, title="counted"))
     links = [
         (
             name,
@@ -252,11 +253,14 @@ def print_simulation(result: "Simulation") -> None:
     screen.print(table_of(columns, devices))
     times = result.times
     moving = f"{seconds_text(times.movement_seconds)} per step on {times.busiest_link}"
-    screen.print(f"{result.batches} steps on {result.machine}; busiest link, modelled: {moving}")
+    steps = f"{counted(result.batches, 'step')} on {result.machine}"
+    screen.print(f"{steps}; busiest link, modelled: {moving}")
     if times.step_seconds is not None:
         screen.print(f"modelled step {seconds_text(times.step_seconds)}")
         for stage, seconds in times.stages.items():
-            screen.print(f"  {stage}: {seconds_text(seconds)}")
+            more = times.hidden.get(stage, 0.0)
+            beside = f" and {seconds_text(more)} beside the start of the model's kernels"
+            screen.print(f"  {stage}: {seconds_text(seconds)}{beside if more else ''}")
     for source, words in {**result.provenance, **times.provenance}.items():
         print_text(f"  {source}: {words}")
     for note in result.notes:

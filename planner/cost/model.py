@@ -17,7 +17,13 @@ from gnnplan.planner.cost.backends.gpu_lanes import has_lanes, lanes_words
 from gnnplan.planner.cost.backends.grid import Grid
 from gnnplan.planner.cost.rank_times import StageTime
 from gnnplan.planner.cost.request import Request, steps_per_epoch
-from gnnplan.planner.cost.step import StepTimes, combine_ranks, interval_around, relative_half_width
+from gnnplan.planner.cost.step import (
+    StepTimes,
+    combine_ranks,
+    interval_around,
+    relative_half_width,
+    unsized_seconds,
+)
 from gnnplan.planner.machine.model import MachineModel
 from gnnplan.planner.workload import BatchProfile, ModelTiming
 from gnnplan.runtime.plan.schema import Prediction
@@ -102,7 +108,7 @@ def predict(request: Request, candidate: Candidate, placed: PlacedRows) -> Predi
     backend, machine = backend_of(candidate), request.machine
     step, half = price_step(request, candidate, placed)
     num_train, batch_size = request.graph.num_train, request.workload.batch_size
-    epoch = epoch_seconds(num_train, batch_size, step.seconds, step.fill_seconds)
+    epoch = epoch_seconds(request, candidate, step, num_train, batch_size)
     startup = backend.startup_time(request, candidate, placed)
     return Prediction(
         step_seconds=interval_around(step.seconds, half),
@@ -122,17 +128,29 @@ def predict(request: Request, candidate: Candidate, placed: PlacedRows) -> Predi
 
 
 def epoch_seconds(
-    num_train: int, batch_size: int, step_seconds: float, fill_seconds: float
+    request: Request, candidate: Candidate, step: StepTimes, num_train: int, batch_size: int
 ) -> float:
-    """Return an epoch's seconds: whole steps, the last batch's share of one, the first fill.
+    """Return an epoch's seconds: the first fill, whole steps, and the small last batch's step.
 
-    >>> epoch_seconds(2500, 1000, 2.0, 0.5)
-    5.5
+    T_epoch = T_fill + floor(N / B) T + [B does not divide N] (F + w (T - F)), with
+
+        N, B  training seeds, and those of a batch
+        T     seconds of a whole batch's step, and F those that no smaller batch saves
+        w     vertices and edges of the last batch over a mean one's; where none was drawn, seeds
+
+    Source: docs/formulas.md 8.11, derived.
     """
     whole, rest = divmod(num_train, batch_size)
     # A batch size beyond the training set was profiled as the one small batch it is.
-    steps = whole + rest / batch_size if whole else 1.0
-    return fill_seconds + steps * step_seconds
+    if not whole or not rest:
+        return step.fill_seconds + max(1, whole) * step.seconds
+    share, (batch, _) = rest / batch_size, batch_and_timing(request, candidate)
+    if batch.last_vertices:
+        drawn = batch.vertices[-1].mean + sum(each.mean for each in batch.edges)
+        share = (batch.last_vertices[-1] + sum(batch.last_edges)) / max(1.0, drawn)
+    unsized = min(step.seconds, unsized_seconds(candidate, step.slowest))
+    last = unsized + min(1.0, share) * (step.seconds - unsized)
+    return step.fill_seconds + whole * step.seconds + last
 
 
 def _provenance(

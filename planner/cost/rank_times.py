@@ -100,6 +100,8 @@ class DeviceTimes:
     """Seconds in which sampling and gathering use links to other memories."""
     host: float = 0.0
     """Seconds of a step in which the process launches kernels."""
+    host_shrinking: float = 0.0
+    """Part of `host` that a smaller batch saves: what a timed loop took beyond its launches."""
     compute: float | None = None
     """Seconds in which the GPU works on forward, backward and update; None: in all of theirs."""
 
@@ -116,6 +118,8 @@ class RankTimes:
     """Standard deviation over batches of forward_backward, in seconds."""
     wait_sigma: float | None = None
     """Part of `trainer_sigma` that ranks wait for outside a measured `all_reduce`; None: all."""
+    compute_slope: float = 0.0
+    """Seconds of forward_backward that grow with the batch; the others it takes at any size."""
     all_reduce_core_seconds: float = 0.0
     """Core-seconds of the all-reduce on this rank."""
     loop_overhead: float = 0.0

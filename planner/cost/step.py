@@ -104,6 +104,25 @@ def combine_ranks(
     )
 
 
+def unsized_seconds(candidate: Candidate, rank: RankTimes) -> float:
+    """Return the seconds of a rank's step that no smaller batch saves.
+
+    max( p + s, h ), or max( p, s, h ) where batches are made ahead, with
+
+        p    the training thread: passes without their part that grows with the batch, the
+             gradients' sum, the update and what no stage has
+        s    choosing seeds
+        h    on a GPU, what the host starts
+
+    Draws, rows and exchanges of rows count as growing with the batch.
+    """
+    at, device = rank.seconds, rank.device
+    passes = max(0.0, at(Stage.FORWARD_BACKWARD) - rank.compute_slope) + at(Stage.ALL_REDUCE)
+    trainer, chosen = passes + at(Stage.OPTIMIZER) + rank.loop_overhead, at(Stage.SEEDS)
+    thread = max(trainer, chosen) if candidate.loads_ahead else trainer + chosen
+    return max(thread, device.host - device.host_shrinking)
+
+
 def _mean_seconds(rank: RankTimes) -> float:
     halo = rank.seconds(Stage.HALO_EXCHANGE)
     return rank.loader + rank.seconds(Stage.FORWARD_BACKWARD) + halo

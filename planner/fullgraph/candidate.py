@@ -9,6 +9,7 @@ from gnnplan.planner.errors import SettingsError
 from gnnplan.planner.machine.model import MachineModel, joins_hosts, num_hosts, one_host
 from gnnplan.planner.search.dimensions.ranks import machine_candidates, plans_gpus, rank_counts
 from gnnplan.planner.settings import PlanSettings
+from gnnplan.planner.units import counted
 from gnnplan.runtime import codec
 from gnnplan.runtime.plan.schema import Device, FullGraph, Sampler, Threads, Workload
 from gnnplan.runtime.sampling.statistics import StatisticsClass, full_graph_class
@@ -49,11 +50,11 @@ class Cut:
 
     @property
     def name(self) -> str:
-        """Name that a reader sees, e.g. "2 ranks x 1 threads, kaminpar"."""
+        """Name that a reader sees, e.g. "2 ranks x 1 thread, kaminpar"."""
         where = f" on {self.hosts} hosts" if self.hosts > 1 else ""
-        ranks = f"{self.ranks} rank{'s' if self.ranks > 1 else ''} x {self.threads} threads"
+        ranks = f"{counted(self.ranks, 'rank')} x {counted(self.threads, 'thread')}"
         if self.on_gpus:
-            ranks = f"{self.ranks} GPU{'s' if self.ranks > 1 else ''}"
+            ranks = counted(self.ranks, "GPU")
         return f"{ranks}{where}" + (f", {self.partitioner}" if self.ranks > 1 else "")
 
 

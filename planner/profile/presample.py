@@ -35,7 +35,7 @@ from gnnplan.planner.profile.draw import (
     whole_steps,
 )
 from gnnplan.planner.settings import PlanSettings
-from gnnplan.planner.units import Progress
+from gnnplan.planner.units import Progress, counted
 from gnnplan.planner.workload import (
     BatchProfile,
     Combination,
@@ -160,8 +160,8 @@ def presample(
             counts.add(draw(rank, step), step // turn % 2)
         error = counts.input_error()
         if progress is not None:
-            ranks = f"{num_ranks} rank{'s' if num_ranks > 1 else ''}"
-            words = f"drawing batches for {ranks}: {(step + 1) * num_ranks} so far"
+            done = (step + 1) * num_ranks
+            words = f"drawing batches for {counted(num_ranks, 'rank')}: {done} so far"
             progress(words, min(1.0, counts.share(), TARGET_ERROR / max(error, 1e-9)))
         known = error < TARGET_ERROR or step + 1 >= epoch
         if (step + 1) % (2 * turn) == 0 and known and counts.share() >= 1.0:

@@ -34,7 +34,7 @@ from gnnplan.planner.profile.protocol import (
 )
 from gnnplan.planner.profile.team import Team
 from gnnplan.planner.settings import PlanSettings
-from gnnplan.planner.units import Progress, silent
+from gnnplan.planner.units import Progress, counted, silent
 from gnnplan.planner.workload import BatchProfile, Combination, ModelTiming
 from gnnplan.runtime.graph.dataset import Graph
 
@@ -124,10 +124,10 @@ def _words(what: str, number: int, left: float) -> str:
     """Say what is timed, which round it is, and how long all of it may last.
 
     >>> _words("timing labor", 0, 31.7), _words("timing labor", 2, -0.2)
-    ('timing labor: round 1 of 2, at most 32 s left', 'timing labor: once more, at most 0 s left')
+    ('timing labor: round 1 of 2, at most 32 s more', 'timing labor: once more, at most 0 s more')
     """
     which = f"round {number + 1} of {ROUNDS}" if number < ROUNDS else "once more"
-    return f"{what}: {which}, at most {max(0.0, left):.0f} s left"
+    return f"{what}: {which}, at most {max(0.0, left):.0f} s more"
 
 
 @dataclass(kw_only=True, slots=True)
@@ -255,7 +255,7 @@ class _BatchRounds:
             if not count:
                 yield f"{name}: not reached in time; priced as the nearest that was"
             elif steps.behind:
-                rounds = f"{count} round{'s' if count > 1 else ''}"
+                rounds = counted(count, "round")
                 yield f"{name}: slower than another by more than its interval after {rounds}"
             elif count == 1:
                 yield f"{name}: uncertain, timed in one round"
@@ -272,12 +272,12 @@ def _name(combination: Combination, *, threads: bool = True) -> str:
     """Name ranks and threads.
 
     >>> _name(Combination(ranks=2, threads=1, shared=True))
-    '2 ranks sharing a batch x 1 threads'
+    '2 ranks sharing a batch x 1 thread'
     """
-    words = f"{combination.ranks} ranks"
+    words = counted(combination.ranks, "rank")
     words += f" on each of {combination.hosts} hosts" if combination.hosts > 1 else ""
     words += " sharing a batch" if combination.shared else ""
-    return f"{words} x {combination.threads} threads" if threads else words
+    return f"{words} x {counted(combination.threads, 'thread')}" if threads else words
 
 
 def _visits(batches: Sequence[_BatchRounds], number: int) -> Iterator[_TimedSteps | _LoadingRounds]:

@@ -1,8 +1,8 @@
 """Compare a plan's prediction with a run's measurement, stage by stage.
 
-Measured is the median over at least 30 steps after at least 10 discarded, of the mean over the
-ranks; errors are relative to it. Where one step in `stack` draws several batches at once, it is the
-median over windows of `stack` successive steps, each with one such step.
+Measured is the median over at least 30 steps of whole batches after at least 10 discarded, of the
+mean over the ranks; errors are relative to it. Where one step in `stack` draws several batches at
+once, it is the median over windows of `stack` successive steps, each with one such step.
 """
 
 from collections.abc import Iterable
@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from gnnplan.planner.errors import SettingsError
+from gnnplan.planner.units import counted
 from gnnplan.runtime import codec
 from gnnplan.runtime.plan.schema import Interval, Plan
 from gnnplan.runtime.report import EMULATED_NOTE, MIN_MEASURED_STEPS, RunReport, window_means
@@ -33,15 +34,29 @@ def whole_steps(plan: Plan, report: RunReport) -> list[float]:
     window of steps less than that, and stacked batches look faster than single ones.
     """
     per_epoch, seconds = plan.prediction.steps_per_epoch, report.step_samples
-    whole = plan.graph.num_train % plan.workload.batch_size == 0
-    if whole or per_epoch < 2 or len(report.plans) > 1:  # of several plans the last one's steps
+    if not _has_small_batch(plan) or len(report.plans) > 1:  # of several plans the last one's steps
         return seconds
     first = report.first_step + report.step_seconds.discarded
     return [each for i, each in enumerate(seconds, first) if (i + 1) % per_epoch] or seconds
 
 
+def _has_small_batch(plan: Plan) -> bool:
+    """Return whether an epoch ends with a smaller batch than its others."""
+    steps, rest = plan.prediction.steps_per_epoch, plan.graph.num_train % plan.workload.batch_size
+    return steps > 1 and rest > 0
+
+
+def _counts_small_batches(plan: Plan, report: RunReport) -> bool:
+    """Return whether a report's stages are of all batches, as those of earlier versions are."""
+    whole = whole_steps(plan, report)
+    counted = report.step_seconds.count == len(report.step_samples)
+    return counted and len(whole) < len(report.step_samples)
+
+
 STEP_BAR = 0.30
 STAGE_BAR = 0.50
+STOLEN = 0.02
+"""Share of the cores' time from which it is said that the hypervisor took it."""
 NEGLIGIBLE = 0.02
 """Share of the step below which a stage is shown apart, without a bar."""
 
@@ -148,12 +163,13 @@ def compare(plan: Plan, report: RunReport) -> Comparison:
     stages = _stages(plan, report)
     seconds = measured_step(plan, report)
     total = _total(plan.prediction.step_seconds, seconds)
+    epoch = _total(plan.prediction.epoch_seconds, _epoch_seconds(report))
     floor = NEGLIGIBLE * seconds
     large = {n: s for n, s in stages.items() if max(s.measured, s.predicted) >= floor}
     minor = {n: s for n, s in stages.items() if n not in large}
     return Comparison(
         step_seconds=total,
-        epoch_seconds=_total(plan.prediction.epoch_seconds, _epoch_seconds(report)),
+        epoch_seconds=epoch,
         stages=large,
         minor_stages=minor,
         startup_seconds=_row(plan.prediction.startup_seconds, report.startup_seconds),
@@ -161,7 +177,7 @@ def compare(plan: Plan, report: RunReport) -> Comparison:
         num_steps=step.count,
         step_within_bar=total.ape <= STEP_BAR,
         stages_within_bar=all(s.ape <= STAGE_BAR for s in large.values()),
-        notes=_notes(plan, report, stages),
+        notes=[*_outside(plan, report, total, epoch), *_notes(plan, report, stages)],
         emulated=plan.strategy.emulated,
         factor_names=factor_names(plan),
     )
@@ -228,6 +244,31 @@ def _epoch_seconds(report: RunReport) -> float:
     return float(np.median(later)) if later else 0.0
 
 
+def _outside(plan: Plan, report: RunReport, step: Total, epoch: Total) -> list[str]:
+    """Say in a sentence what was measured outside its predicted interval, and what can be done."""
+    # A single epoch has the start-up in it, and emulated ranks are not what was priced.
+    asked = {"step": step} | ({"epoch": epoch} if len(report.epochs) > 1 else {})
+    found = [
+        f"the {name} took {'longer' if each.measured > each.high else 'less'} than its interval"
+        for name, each in asked.items()
+        if not each.within_interval
+    ]
+    if not found or plan.strategy.emulated:
+        return []
+    if plan.prediction.estimated:
+        advice = "the plan is an estimate; `gnnplan plan --thorough` measures and plans again"
+    elif report.noise.overloaded or report.noise.steal_fraction > STOLEN:
+        advice = "the machine was busy; train and compare again while it is quiet"
+    else:
+        advice = (
+            "plan again, after `gnnplan probe` while nothing else runs if the machine may have "
+            "been measured while busy"
+        )
+        if plan.strategy.mode != "full-graph":
+            advice += "; `gnnplan plan --calibrated` scales stages by what runs taught"
+    return [f"{', and '.join(found)}: {advice}"]
+
+
 def _notes(plan: Plan, report: RunReport, stages: dict[str, StageComparison]) -> list[str]:
     notes: list[str] = []
     step = report.step_seconds
@@ -238,13 +279,19 @@ def _notes(plan: Plan, report: RunReport, stages: dict[str, StageComparison]) ->
             "stages of a GPU are metered as the host hands them over, and predicted until the GPU "
             "is done: hold the step against its prediction, not the stages"
         )
+    if _counts_small_batches(plan, report):
+        notes.append(
+            "the stages count epochs' small last batches too, the step does not, so that a stage "
+            "may be longer than it: train again to have both of whole batches"
+        )
     if not step.enough:
-        found = f"{step.count} steps after {step.discarded} discarded"
+        whole = " of whole batches" if _has_small_batch(plan) else ""
+        found = f"{counted(step.count, 'step')}{whole} after {step.discarded} discarded"
         notes.append(f"expected at least {MIN_MEASURED_STEPS} measured steps, found {found}")
     notes += [f"forced, so that the run teaches no factors: {line}" for line in report.forced]
     if report.noise.overloaded:
         notes.append(f"the machine was busy (load {report.noise.load_before:.1f}) when it began")
-    if report.noise.steal_fraction > 0.02:
+    if report.noise.steal_fraction > STOLEN:
         notes.append(f"the hypervisor took {report.noise.steal_fraction:.0%} of the cores' time")
     if len(report.epochs) == 1:
         notes.append("only one epoch was run: its start-up is in the epoch's seconds")

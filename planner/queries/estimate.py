@@ -457,7 +457,7 @@ def render(found: Estimates) -> tuple[list[str], list[tuple[str, ...]], list[str
     lines = [
         f"estimated, no step was measured: {found.sizes}: {found.nodes:,} nodes, {found.edges:,} "
         f"edges, {found.feature_dim} features of {found.feature_dtype}; {found.num_train:,} to "
-        f"train on, {found.steps_per_epoch:,} steps an epoch",
+        f"train on, {found.steps_per_epoch:,} step{'s' * (found.steps_per_epoch > 1)} an epoch",
         found.rates,
         *({HOST_BOUND: None} if any(x.bottleneck == "host" for x in found.estimates) else {}),
         *(f"$/h of a host, {terms}: {', '.join(named)}" for terms, named in paid.items()),

@@ -375,7 +375,8 @@ def _loading(plan: Plan) -> str:
         return "each batch drawn beside the step before it"
     if not threads.sample:
         return "batches made in line"
-    return f"{counted(threads.sample, 'loader thread')} {strategy.prefetch_depth} batches ahead"
+    ahead = counted(strategy.prefetch_depth, "batch")
+    return f"{counted(threads.sample, 'loader thread')} {ahead} ahead"
 
 
 def _gpu_summary(plan: Plan) -> str:
@@ -419,7 +420,7 @@ def render(explanation: Explanation) -> str:
             e.summary,
             f"{'estimated' if e.estimated else 'predicted'} step {seconds_text(e.step_seconds)} "
             f"({seconds_text(e.step_low)} to {seconds_text(e.step_high)}, 90%), "
-            f"epoch {seconds_text(e.epoch_seconds)} in {e.steps_per_epoch} steps, "
+            f"epoch {seconds_text(e.epoch_seconds)} in {counted(e.steps_per_epoch, 'step')}, "
             f"start-up {seconds_text(e.startup_seconds)}",
             f"bound by {e.bottleneck}; statistics {e.statistics_class}; "
             f"within {e.gap:.1%} of the bound {seconds_text(e.lower_bound)} ({e.status})",

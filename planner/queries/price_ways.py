@@ -176,7 +176,8 @@ class PricedWay:
 
     def epoch_seconds(self, num_train: int, batch_size: int) -> float:
         """Return the seconds of an epoch in global batches of all hosts."""
-        return epoch_seconds(num_train, batch_size, self.step.seconds, self.step.fill_seconds)
+        way = self.placed.way
+        return epoch_seconds(way.request, way.candidate, self.step, num_train, batch_size)
 
 
 def best_way(ways: Sequence[UnplacedWay]) -> PricedWay | None:

@@ -64,6 +64,8 @@ class SimulatedTimes:
     total_seconds: float | None = None
     stages: dict[str, float] = field(default_factory=dict[str, float])
     """Mean seconds of a rank, by stage."""
+    hidden: dict[str, float] = field(default_factory=dict[str, float])
+    """Mean seconds of a stage that pass beside another one, in neither `stages` nor the step."""
     provenance: dict[str, str] = field(default_factory=dict[str, str])
 
 
@@ -195,11 +197,13 @@ def gpu_step_times(
     timing = _timing(plan, machine, work)
     reduced = gpu_reduced(machine, gpus.candidate, timing)
     seconds = _stage_seconds(gpus, ways, work, timing, reduced.seconds)
-    worked = _device_seconds(timing, seconds)
+    worked, hidden = _device_seconds(timing, seconds), dict[str, float]()
     if not plan.strategy.threads.sample:
         # The device gathers while the host starts the model's kernels.
         idle, least = _compute(seconds) - worked, gpus.launch * gpus.starts(work[0][0]).gathering
-        seconds[:, :, 1] = np.maximum(least, seconds[:, :, 1] - np.maximum(0.0, idle))
+        whole = seconds[:, :, 1].copy()
+        seconds[:, :, 1] = np.maximum(least, whole - np.maximum(0.0, idle))
+        hidden["gather"] = float((whole - seconds[:, :, 1]).mean())
     total, words = float(seconds.sum(axis=2).max(axis=0).sum()), "in line"
     if plan.strategy.threads.sample:
         total, words = (
@@ -221,6 +225,7 @@ def gpu_step_times(
         step_seconds=total / seconds.shape[1],
         total_seconds=total,
         stages=dict(zip(STAGES, means, strict=True)),
+        hidden={stage: each for stage, each in hidden.items() if each > 0},
         provenance={
             "sample, gather, copy": f"derived: counted edges and rows over {links}",
             "batch, forward_backward, optimizer": "derived: roofline of the counted blocks",

@@ -46,7 +46,7 @@ from gnnplan.planner.search.dimensions.registry import name_of
 from gnnplan.planner.search.samplers import plan_sampler
 from gnnplan.planner.search.search import Search
 from gnnplan.planner.settings import PlanSettings
-from gnnplan.planner.units import Progress, silent
+from gnnplan.planner.units import Progress, counted, silent
 from gnnplan.runtime import codec
 from gnnplan.runtime.errors import GnnplanError, InputError
 from gnnplan.runtime.faults.failure import PLANS_FOLDER
@@ -212,7 +212,7 @@ def tune(
     if math.isinf(seconds[best]):
         scores = [r.to_accuracy.best for r in rows if r.to_accuracy is not None]
         raise GnnplanError(
-            f"no candidate reached {asked.target:g} within {asked.epochs} epochs (best "
+            f"no candidate reached {asked.target:g} within {counted(asked.epochs, 'epoch')} (best "
             f"{max(scores):.4f}); lower --to-accuracy or raise --epochs"
         )
     kept = bench.plans[best]
@@ -350,17 +350,17 @@ def _learn(
     except OSError as error:
         notes.append(f"factors were not kept: {error}")
     runs = [report for each in reports for report in each]
-    busy = sum(report.noise.overloaded for report in runs)
+    ran, busy = counted(len(runs), "run"), sum(report.noise.overloaded for report in runs)
     if busy:
-        notes.append(f"the machine was busy in {busy} of {len(runs)} runs: they taught no factors")
+        notes.append(f"the machine was busy in {busy} of {ran}: they taught no factors")
     if patience.num_disturbed:
         notes.append(
-            f"in {patience.num_disturbed} of {len(runs)} runs the host had moved this machine's "
+            f"in {patience.num_disturbed} of {ran} the host had moved this machine's "
             "cores apart, or others shared them: steps took longer there; tune again"
         )
     short = sum(not report.step_seconds.enough for report in runs)
     if short:
-        notes.append(f"{short} of {len(runs)} runs had too few steps to teach factors")
+        notes.append(f"{short} of {ran} had too few steps to teach factors")
     if any(plan.prediction.estimated for plan in plans):
         notes.append("estimated plans teach no factors, which are of measured profiles")
     return factors, notes
@@ -409,7 +409,8 @@ def plan_trials(out: Path, epochs: int, *, least_seconds: float = 0.0) -> Trials
     )
     most, rounds = next(fitting, (1, 0))
     if most == 1:
-        return f"trials: {steps} steps are too few to try plans in a tenth of them"
+        few = "1 step is" if steps == 1 else f"{steps} steps are"
+        return f"trials: {few} too few to try plans in a tenth of them"
     record, search = load_record(plan), reopen(plan)
     explored = search.explore()
     place = out / "run" / PLANS_FOLDER

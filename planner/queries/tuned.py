@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from gnnplan.planner.errors import SettingsError
 from gnnplan.planner.settings import check_values
+from gnnplan.planner.units import counted
 from gnnplan.runtime import codec
 from gnnplan.runtime.errors import GnnplanError
 from gnnplan.runtime.faults.failure import PLANS_FOLDER
@@ -201,7 +202,8 @@ def kept_line(found: TuneResult, step: int) -> str:
     """Say in one line which plan a training goes on under, and what was measured."""
     rows = {row.name: row.measured for row in found.candidates}
     kept, first = rows[found.kept], rows[found.model_choice]
-    line = f"after {step} steps: kept {found.kept}, measured {kept.median * 1e3:.3g} ms per step"
+    took = f"measured {kept.median * 1e3:.3g} ms per step"
+    line = f"after {counted(step, 'step')}: kept {found.kept}, {took}"
     if found.kept == found.model_choice:
         others = f"; no other of {len(rows)} was faster" if len(rows) > 1 else ""
         return f"{line}, the first answer{others}"
@@ -468,7 +470,7 @@ def _answer_and_try(
         return None
     many = len(found.plans)
     what = f"{many} plans are tried" if many > 1 else "the first answer is measured"
-    say(f"{what} in the first {found.num_steps} steps")
+    say(f"{what} in the first {counted(found.num_steps, 'step')}")
     return found
 
 

@@ -64,6 +64,17 @@ class Timeline:
     """Seconds of the step beyond the training thread's bars; below 0 where bars overlap."""
 
     @property
+    def loaded_by(self) -> str:
+        """Say what loads the batches."""
+        if self.inline:
+            return "loading on the training thread"
+        return "loader" if self.loader_threads else "the step's graph"
+
+    def thread_of(self, bar: Bar) -> str:
+        """Return the name of the thread, or the graph of kernels, that runs a bar's stage."""
+        return "training" if self.inline or bar.lane == "training" else self.loaded_by
+
+    @property
     def end_seconds(self) -> float:
         """Return the end of the step or of the last bar, whichever is later."""
         return max([self.step_seconds, *(b.start_seconds + b.seconds for b in self.bars)])

@@ -214,7 +214,7 @@ def _predicted_bars(plan: Plan, spans: list[Span]) -> list[TraceBar]:
         )
         bars += [
             TraceBar(
-                lane=f"predicted: {'loader' if bar.lane == 'loader' else 'training thread'}",
+                lane=f"predicted: {laid.loaded_by if bar.lane == 'loader' else 'training thread'}",
                 stage=bar.stage,
                 step=step,
                 start_seconds=begun + bar.start_seconds,

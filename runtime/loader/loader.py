@@ -361,6 +361,7 @@ class PlannedLoader:
         """
         self._begin_iteration()
         epoch, first, base = self.position.epoch, self.position.step, self.handed_out
+        room = len(self) * self.plan.workload.batch_size
         count = len(self) - first if most is None else min(most, len(self) - first)
         given = 0
 
@@ -381,6 +382,8 @@ class PlannedLoader:
             for made in ready:
                 batch = take_made(made, self._streams)
                 self.position.advance()
+                if not self.position.step and room > len(self.dataset):
+                    self.meter.small_steps.add(self.handed_out)
                 self.handed_out += 1
                 given += 1
                 if self.position.step in (0, first + count):

@@ -262,12 +262,12 @@ class Job:
         found = self.loop.comm.broadcast_object(found)
         if found is None or found.plan_id != self.plan.plan_id:
             return None
-        known = {each.epoch: each for each in found.epochs}
-        ours = all(known.get(each.epoch) == each for each in self.epochs)
-        if not ours or max(known, default=-1) != self._open_epoch - 1:
+        known, done = {each.epoch: each for each in found.epochs}, self._open_epoch
+        if any(known.get(e.epoch) != e for e in self.epochs) or max(known, default=-1) != done - 1:
             return None
-        done = f"its {self._open_epoch} epochs are trained, and its report is kept"
-        self.events.emit("warning", line=f"the run is finished: {done}; more --epochs train on")
+        epochs = "1 epoch is" if done == 1 else f"{done} epochs are"
+        said = f"the run is finished: its {epochs} trained, and its report is kept"
+        self.events.emit("warning", line=f"{said}; more --epochs train on")
         return found
 
     @property
@@ -425,9 +425,9 @@ class Job:
         forced = self.loop.comm.all_gather_objects(self.forced)
         meter = self.loop.meter
         seconds = meter.seconds(STEP)
-        steps = measured_steps(seconds)
+        steps = measured_steps(seconds, lambda skip: meter.whole_seconds(STEP, skip))
         samples = {
-            str(name): meter.seconds(name, skip_steps=steps.discarded)[:MAX_STEP_SAMPLES]
+            str(name): meter.whole_seconds(name, steps.discarded)[:MAX_STEP_SAMPLES]
             for name in meter.stages(skip_steps=steps.discarded)
         }
         return RunReport(

@@ -258,7 +258,7 @@ def save(job: "Job") -> None:
 def _note_saved(job: "Job") -> None:
     """Tell every rank's heartbeat how far the newest checkpoint is."""
     epochs = job.first_epoch + len(job.epochs)
-    job.heartbeat.saved = f"step {job.steps}, {epochs} epochs reported"
+    job.heartbeat.saved = f"step {job.steps}, {epochs} epoch{'s' * (epochs != 1)} reported"
 
 
 def resume(job: "Job") -> None:

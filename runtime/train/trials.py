@@ -249,7 +249,8 @@ class TrialRun:
             write_offer(job.config.run_path, replace(offer, in_use=away))
         what = "is tried" if away else "goes on"
         ranks = f"{plan.num_ranks} rank{'s' if plan.num_ranks > 1 else ''}"
-        line = f"after {job.steps} steps: a plan on {ranks} {what}, from the checkpoint"
+        steps = f"{job.steps} step{'s' if job.steps > 1 else ''}"
+        line = f"after {steps}: a plan on {ranks} {what}, from the checkpoint"
         job.notes.append(line)
         job.events.emit("ranks", step=job.steps, plan_id=plan.plan_id, line=line)
 

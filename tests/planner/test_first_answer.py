@@ -292,7 +292,7 @@ def test_a_cut_that_takes_long_is_named_and_not_made(
     assert made.plan.num_ranks == 1
     lost = [each for each in made.plan.alternatives if "cutting the graph" in each.why]
     assert {each.name for each in lost} == {
-        "2 ranks x 1 threads, kaminpar", "2 ranks x 1 threads, random"
+        "2 ranks x 1 thread, kaminpar", "2 ranks x 1 thread, random"
     }  # fmt: skip
     assert refine.measuring_budget(made, replace(whole, epochs=10**6), probed=True).seconds > 0.0
 

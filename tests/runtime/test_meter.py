@@ -116,6 +116,25 @@ def test_what_is_prolonged_is_in_the_total_once() -> None:
     assert meter.total("gather") == (0, 0.0)
 
 
+def test_small_last_batches_are_in_no_typical_step_or_stage() -> None:
+    # Epochs of a whole batch, 3 s, and a small one, 1 s.
+    meter = StageMeter()
+    for step in range(12):
+        meter.add(STEP, step, 1.0 if step % 2 else 3.0)
+        meter.add("gather", step, 0.5 if step % 2 else 2.0)
+        if step % 2:
+            meter.small_steps.add(step)
+    assert meter.stages(skip_steps=2)["gather"].median == 2.0
+    assert meter.stages()["gather"].count == 6
+    assert meter.whole_seconds("gather", 4) == [2.0] * 4
+    every = meter.seconds(STEP)
+    assert every == [3.0, 1.0] * 6
+    found = measured_steps(every, lambda skip: meter.whole_seconds(STEP, skip))
+    assert (found.median, found.count, found.discarded) == (3.0, 3, 6)
+    meter.small_steps.update(range(12))  # epochs of one small batch
+    assert meter.stages()["gather"].count == 12
+
+
 def test_measured_steps_discards_ten_and_flags_what_is_too_short() -> None:
     seconds = [9.0] * 10 + [1.0, 2.0, 3.0] * 10
     measured = measured_steps(seconds)

@@ -84,6 +84,7 @@ class CoresBackend(Backend):
                 Stage.FORWARD_BACKWARD: compute,
                 Stage.ALL_REDUCE: reduced.time,
             },
+            compute_slope=slope,
             loader_sigma=varying * _join(sizes, jitter),
             trainer_sigma=_join(slope * sizes, compute.seconds * jitter),
             wait_sigma=(0.0 if timing.own_batches else slope * sizes) if reduced.waited else None,

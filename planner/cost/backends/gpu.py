@@ -85,6 +85,7 @@ class GpusBackend(Backend):
         return replace(
             found,
             stages=stages,
+            compute_slope=slope,
             loader_sigma=found.loader * work.size_variation,
             trainer_sigma=slope * work.size_variation,
         )
@@ -381,14 +382,15 @@ def _timed_times(work: RankWork, timed: GpuTiming) -> RankTimes:
     slower = seconds[Stage.SAMPLE] * (1.0 - saved / chosen.seconds) + elsewhere
     seconds[Stage.SAMPLE] = max(0.0, slower)
     seconds[Stage.GATHER] = max(seconds[Stage.GATHER], moving - hidden)
+    busy = loop.step_seconds * (1.0 - fewer / alone)
     return RankTimes(
         stages=_stages(seconds, dict.fromkeys(MEASURED, loop.spread), _timed_words(reads, timed)),
         loop_overhead=_overhead(loop, in_line=not ahead),
         device=DeviceTimes(
             memory=near + drawing,
             links=moving - near + reads.copying(0.0) + far_lists,
-            host=loop.step_seconds * (1.0 - fewer / alone)
-            + reduce_starts(candidate, work.timing) * reads.launch,
+            host=busy + reduce_starts(candidate, work.timing) * reads.launch,
+            host_shrinking=max(0.0, busy - (alone - fewer)),
             compute=step.device,
         ),
     )

@@ -48,6 +48,57 @@ def test_what_is_left_of_a_training_counts_all_its_epochs(
         assert done + left == 20
 
 
+def left_in(capsys: pytest.CaptureFixture[str]) -> list[tuple[int, int]]:
+    """Seconds so far and seconds left of the lines that say both."""
+    lines = [re.findall(r"(\d+) s", line) for line in capsys.readouterr().err.splitlines()]
+    return [(int(found[0]), int(found[1])) for found in lines if len(found) == 2]
+
+
+def test_what_is_left_counts_neither_the_ranks_start_nor_slow_first_steps(
+    clock: FakeClock, capsys: pytest.CaptureFixture[str]
+):
+    """30 s until the first step, of 10 s, and 99 of a second."""
+    with training_events(as_json=False, epochs=1) as on_event:
+        clock.sleep(30.0)
+        for step in range(100):
+            clock.sleep(1.0 if step else 10.0)
+            on_event({"event": "step", "epoch": 0, "share": (step + 1) / 100})
+    said = left_in(capsys)
+    assert len(said) > 10
+    assert all(abs(done + left - 139) <= 1 for done, left in said)
+
+
+def test_what_is_left_of_a_resumed_training_is_not_told_by_what_was_done_before(
+    clock: FakeClock, capsys: pytest.CaptureFixture[str]
+):
+    with training_events(as_json=False, epochs=10) as on_event:
+        clock.sleep(8.0)
+        for step in range(50):
+            clock.sleep(1.0)
+            on_event({"event": "step", "epoch": 5 + step // 10, "share": (step % 10 + 1) / 10})
+    said = left_in(capsys)
+    assert said
+    assert all(abs(done + left - 58) <= 1 for done, left in said)
+
+
+def test_what_is_left_follows_a_job_that_becomes_slower_and_one_that_stands(
+    clock: FakeClock, capsys: pytest.CaptureFixture[str]
+):
+    with progress_bar("plan") as progress:
+        for done in range(30):  # a quick part, then a second for each hundredth
+            progress("drawing", done / 100)
+            clock.sleep(0.1)
+        for done in range(30, 90):
+            progress("timing", done / 100)
+            clock.sleep(1.0)
+        for _ in range(200):
+            progress("waiting", 0.9)
+            clock.sleep(1.0)
+    said = left_in(capsys)
+    assert all(abs(done + left - 73) <= 4 for done, left in said if 10 < done < 63)
+    assert said[-1][1] < 60
+
+
 def test_a_short_job_prints_nothing(clock: FakeClock, capsys: pytest.CaptureFixture[str]):
     with progress_bar("plan") as progress:
         progress("pricing", 0.5)

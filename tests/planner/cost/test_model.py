@@ -7,10 +7,12 @@ from dataclasses import replace
 import pytest
 
 from gnnplan.planner.cost.model import predict
+from gnnplan.planner.cost.rank_times import DeviceTimes
 from gnnplan.planner.cost.request import Request
+from gnnplan.planner.cost.step import unsized_seconds
 from gnnplan.planner.errors import MachineError, SettingsError
 from gnnplan.planner.machine.model import Table
-from tests.planner.cost.by_hand import GRAPH, candidate, price, request, rows
+from tests.planner.cost.by_hand import GRAPH, candidate, price, request, rows, times
 from tests.support.machines import constant, machine
 
 
@@ -238,13 +240,48 @@ def test_in_line_ranks_use_the_collective_measured_in_step() -> None:
     assert ahead.stages["all_reduce"] < 3e-3
 
 
-def test_the_last_smaller_step_counts_for_its_share() -> None:
-    # 10000 training vertices in steps of 1000 are ten; 9500 are nine and a half.
+def test_the_last_smaller_step_costs_its_share_and_what_it_cannot_save() -> None:
+    # 10000 training vertices in steps of 1000 are ten of 22.8 ms; of 9500 the tenth has half the
+    # seeds. Its update is as long as any: 1 ms + 21.8 ms / 2, by hand.
     whole = price(candidate(), rows(host=1e4))
     fewer = replace(request(), graph=replace(GRAPH, num_train=9_500))
     found = predict(fewer, candidate(), rows(host=1e4))
     assert found.steps_per_epoch == whole.steps_per_epoch == 10
-    assert found.epoch_seconds.value == pytest.approx(0.95 * whole.epoch_seconds.value)
+    assert found.epoch_seconds.value == pytest.approx(9 * 22.8e-3 + 11.9e-3)
+    # Passes of which 8 of 20 ms are the same at any size: 9 ms + 13.8 ms / 2.
+    values = [8e-3 + 12e-3 * scale for scale in (0.8, 1.0, 1.25)]
+    points = [[0.8, 1.0, 1.25], [1.0], [1.0]]
+    fixed = Table(
+        unit="seconds", axes=["scale", "ranks", "threads"], points=points, values=values, spread=0.0
+    )
+    timing = replace(fewer.profile.timing["1000"], forward_backward=fixed)
+    slower = replace(fewer, profile=replace(fewer.profile, timing={"1000": timing}))
+    found = predict(slower, candidate(), rows(host=1e4))
+    assert found.epoch_seconds.value == pytest.approx(9 * 22.8e-3 + 15.9e-3)
+
+
+def test_the_last_step_is_as_large_as_what_was_drawn_of_it() -> None:
+    # Half the seeds, but 9000 of 10000 vertices and 15000 of 20000 edges.
+    plain = replace(request(), graph=replace(GRAPH, num_train=9_500))
+    drawn = [
+        replace(each, last_vertices=[500, 3_000, 9_000], last_edges=[5_000, 10_000])
+        for each in plain.profile.batches
+    ]
+    known = replace(plain, profile=replace(plain.profile, batches=drawn))
+    found = predict(known, candidate(), rows(host=1e4))
+    assert found.epoch_seconds.value == pytest.approx(9 * 22.8e-3 + 1e-3 + 0.8 * 21.8e-3)
+
+
+def test_what_a_step_cannot_save_is_its_training_thread_or_what_a_gpu_is_told() -> None:
+    taken = {"seeds": 2.0, "sample": 9.0, "forward_backward": 5.0, "all_reduce": 1.0}
+    rank = times({**taken, "optimizer": 1.0}, compute_slope=4.0, loop_overhead=0.5)
+    assert unsized_seconds(candidate(), rank) == 1.0 + 1.0 + 1.0 + 0.5 + 2.0
+    assert unsized_seconds(candidate(loaders=1), rank) == 3.5
+    told = replace(rank, device=DeviceTimes(host=8.0))
+    assert unsized_seconds(candidate(), told) == 8.0
+    # A timed loop's host waited for the GPU in a part of its time.
+    waited = replace(rank, device=DeviceTimes(host=8.0, host_shrinking=2.0))
+    assert unsized_seconds(candidate(), waited) == 6.0
 
 
 def test_start_up_is_measured_where_the_probe_measured_it() -> None:

@@ -131,7 +131,7 @@ def test_hosts_of_cores_are_cut_priced_and_held_each_by_itself(
 def test_hosts_share_devices_evenly(small_graph: Graph) -> None:
     cuts = cuts_of(SETTINGS, hosts_machine(2))
     assert {(cut.ranks, cut.hosts) for cut in cuts} == {(1, 1), (2, 1), (2, 2), (4, 2)}
-    assert "4 ranks x 1 threads on 2 hosts, kaminpar" in {cut.name for cut in cuts}
+    assert "4 ranks x 1 thread on 2 hosts, kaminpar" in {cut.name for cut in cuts}
     with pytest.raises(SettingsError, match="shared evenly by 2 hosts, found 3"):
         cuts_of(replace(SETTINGS, devices=3, hosts=2), hosts_machine(2))
     with pytest.raises(SettingsError, match="at most 2 hosts"):

@@ -97,7 +97,7 @@ def test_a_round_visits_what_each_size_needs_and_then_all_that_may_win(small_gra
     )
     first = [(1, 1), (2, 1), "load 1", "load 2", (1, 2)]
     assert team.calls == [*first, (1, 1), (1, 2), "load 1", (2, 1), "load 2"]
-    assert told[0] == ("timing neighbor, 1 ranks x 1 threads: round 1 of 2, at most 60 s left", 0.0)
+    assert told[0] == ("timing neighbor, 1 rank x 1 thread: round 1 of 2, at most 60 s more", 0.0)
     shares = [share for _, share in told]
     assert shares == sorted(shares)
     assert clock.now <= 60.0
@@ -124,8 +124,7 @@ def test_what_loses_by_more_than_its_interval_is_timed_twice_and_briefly(
     assert team.calls.count("load 2") == 1
     assert team.calls.count((1, 2)) == ROUNDS
     assert slow.notes == [
-        "neighbor, 2 ranks x 1 threads: slower than another by more than its interval after 2 "
-        "rounds"
+        "neighbor, 2 ranks x 1 thread: slower than another by more than its interval after 2 rounds"
     ]
     assert team.calls[-1] == (2, 1)
     assert team.requests[-1].seconds == LEAST_SECONDS
@@ -195,10 +194,10 @@ def test_all_of_it_ends_in_time_however_late_each_visit_is(small_graph: Graph, l
     if late == 30.0:
         assert team.calls == [(1, 1), (2, 1)]
         assert said == [
-            "neighbor, 1 ranks x 1 threads: uncertain, timed in one round",
-            "neighbor, 1 ranks x 2 threads: not reached in time; priced as the nearest that was",
-            "neighbor, loading on 1 ranks: not reached in time",
-            "neighbor, 2 ranks x 1 threads: uncertain, timed in one round",
+            "neighbor, 1 rank x 1 thread: uncertain, timed in one round",
+            "neighbor, 1 rank x 2 threads: not reached in time; priced as the nearest that was",
+            "neighbor, loading on 1 rank: not reached in time",
+            "neighbor, 2 ranks x 1 thread: uncertain, timed in one round",
             "neighbor, loading on 2 ranks: not reached in time",
         ]
         assert found[0].model.forward_backward.uncertain

@@ -131,6 +131,24 @@ def test_the_small_last_batch_of_an_epoch_is_no_step(plan: Plan, stack: int) -> 
     assert join_runs(even, [run]).count > join_runs(plan, [run]).count
 
 
+def test_stages_of_other_batches_than_the_steps_are_said(plan: Plan) -> None:
+    """Reports of before have the stages, and the step's median, of small batches too."""
+    uneven = replace(
+        plan,
+        graph=replace(plan.graph, num_train=plan.workload.batch_size + 1),
+        prediction=replace(plan.prediction, steps_per_epoch=2),
+    )
+    before = replace(report(uneven, count=40), step_samples=[10e-3, 2e-3] * 20)
+    words = "a stage may be longer than it: train again"
+    assert any(words in note for note in compare(uneven, before).notes)
+    now = replace(report(uneven, count=20), step_samples=[10e-3, 2e-3] * 20)
+    notes = compare(uneven, now).notes
+    assert not any(words in note for note in notes)
+    assert any("found 20 steps of whole batches after 10 discarded" in note for note in notes)
+    even = replace(plan, graph=replace(plan.graph, num_train=2 * plan.workload.batch_size))
+    assert not any(words in note for note in compare(even, before).notes)
+
+
 def test_stages_done_for_a_whole_stack_are_compared_by_their_mean(plan: Plan) -> None:
     # One step in four draws four batches: 4 ms in it and nothing in the others, 1 ms on the mean.
     uneven = StageReport(median=0.0, p10=0.0, p90=4e-3, count=48, mean=1e-3, core_seconds=1e-3)
@@ -209,6 +227,32 @@ def test_a_comparison_of_emulated_gpus_says_so(plan: Plan) -> None:
     emulated = replace(plan, strategy=replace(plan.strategy, devices=devices))
     assert compare(emulated, report(emulated)).emulated
     assert not compare(plan, report(plan)).emulated
+
+
+def test_what_is_measured_outside_its_interval_is_said_with_what_to_do(plan: Plan) -> None:
+    def said(made: Plan, run: RunReport) -> str:
+        return next((note for note in compare(made, run).notes if "than its interval" in note), "")
+
+    assert said(plan, report(plan, step=11e-3)) != ""  # the epoch took 1.25 s
+    inside = report(plan, step=11e-3)
+    epochs = [replace(each, seconds=1.1) for each in inside.epochs]
+    assert said(plan, replace(inside, epochs=epochs)) == ""
+    assert said(plan, report(plan, step=13e-3)) == (
+        "the step took longer than its interval, and the epoch took longer than its interval: plan "
+        "again, after `gnnplan probe` while nothing else runs if the machine may have been "
+        "measured while busy; `gnnplan plan --calibrated` scales stages by what runs taught"
+    )
+    one = replace(report(plan, step=7e-3), epochs=epochs[:1])  # its start-up is in the epoch
+    assert said(plan, one).startswith("the step took less than its interval: plan")
+    estimated = replace(plan, prediction=replace(plan.prediction, estimated=True))
+    assert said(estimated, report(plan, step=13e-3)).endswith(
+        "--thorough` measures and plans again"
+    )
+    noise = HostNoise(load_before=7.0, load_after=7.0, steal_fraction=0.0, cores=2, overloaded=True)
+    assert "train and compare again" in said(plan, replace(report(plan, step=13e-3), noise=noise))
+    devices = [replace(each, emulated=True) for each in plan.strategy.devices]
+    emulated = replace(plan, strategy=replace(plan.strategy, devices=devices))
+    assert said(emulated, report(plan, step=13e-3)) == ""
 
 
 def test_a_report_of_another_plan_is_refused(plan: Plan) -> None:

@@ -1,6 +1,7 @@
 """The simulator counts what the runtime counts, to the row and the byte, and keeps time apart."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -217,13 +218,26 @@ def test_batches_made_ahead_on_lanes_are_modelled_so(small_graph: Graph, tmp_pat
     ahead = replace(plan.strategy, threads=Threads(compute=1, sample=1))
     save_plan(replace(plan, strategy=ahead), arrays, tmp_path / "ahead")
     line, lanes = (simulate(tmp_path / n, load_preset("siton")).times for n in ("plan", "ahead"))
-    # In line the gather hides behind the starts of the model's kernels.
+    # In line the gather hides behind the starts of the model's kernels, which is told apart.
     assert lanes.stages["gather"] > line.stages["gather"]
+    assert line.stages["gather"] + line.hidden["gather"] == pytest.approx(lanes.stages["gather"])
+    assert lanes.hidden == {}
     assert lanes.stages | {"gather": 0.0} == line.stages | {"gather": 0.0}
     assert line.step_seconds is not None
     assert lanes.step_seconds is not None
     assert max(line.stages.values()) < lanes.step_seconds < line.step_seconds
     assert "on lanes, ahead of training" in lanes.provenance["step"]
+
+
+def test_what_a_gather_hides_and_a_single_step_are_printed(
+    small_graph: Graph, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_plan(small_graph, tmp_path / "plan", own_rows=700)
+    plan = str(tmp_path / "plan")
+    assert main(["simulate", plan, "--machine", "siton", "--batches", "1"]) == 0
+    said = capsys.readouterr().out
+    assert re.search(r"  gather: [\d.]+ .s and [\d.]+ .s beside the start of the model's", said)
+    assert "\n1 step on siton" in said
 
 
 def test_devices_and_topology_reads_add_up_to_what_was_counted(

@@ -12,6 +12,7 @@ from gnnplan.planner.cost.link_use import link_rows
 from gnnplan.planner.machine.model import MachineModel
 from gnnplan.planner.probe.presets import load_preset
 from gnnplan.planner.queries.compare import StageComparison
+from gnnplan.planner.queries.explain import explain, render
 from gnnplan.planner.report.charts import device_rows, memory_bars, timeline
 from gnnplan.planner.report.measured import off_text
 from gnnplan.planner.report.page import choices, report_html, sections
@@ -26,6 +27,7 @@ from gnnplan.runtime.plan.schema import (
     MachineRef,
     MemoryUse,
     Plan,
+    StepShapes,
     Threads,
 )
 from gnnplan.runtime.stages import Stage
@@ -200,6 +202,38 @@ def test_loader_threads_stand_beside_the_training_thread(cpu_plan: Plan):
     assert [b.stage for b in training] == ["wait", "forward_backward", "optimizer"]
     assert [b.start_seconds for b in training] == pytest.approx([0, 4e-3, 9e-3])
     assert sum(b.seconds for b in training) == pytest.approx(laid.step_seconds)
+
+
+def test_a_page_names_a_loader_where_the_plan_has_one(cpu_plan: Plan):
+    def threads(plan: Plan) -> list[str]:
+        laid = timeline(plan)
+        return [laid.thread_of(bar) for bar in laid.bars]
+
+    text = " ".join(Page(report_html(cpu_plan)).words).partition("The predicted step")[2]
+    assert " loading on the training thread" in text
+    assert not re.search(r"\bloader\b(?! threads? each)", text)  # "0 loader threads each"
+    assert set(threads(cpu_plan)) == {"training"}
+    strategy = replace(cpu_plan.strategy, threads=Threads(sample=1))
+    ahead = replace(cpu_plan, strategy=strategy)
+    assert threads(ahead) == ["loader"] * 2 + ["training"] * 3
+    shapes = StepShapes(rows=[8, 8], edges=[8], drawn=True, ahead=1)
+    drawn = replace(cpu_plan, strategy=replace(cpu_plan.strategy, shapes=shapes))
+    assert threads(drawn) == ["the step's graph"] * 2 + ["training"] * 3
+
+
+def test_one_of_a_thing_is_no_plural(cpu_plan: Plan):
+    strategy = replace(cpu_plan.strategy, threads=Threads(sample=1), prefetch_depth=1)
+    one = replace(cpu_plan.prediction, steps_per_epoch=1)
+    plan = replace(cpu_plan, strategy=strategy, prediction=one)
+    run = run_report(plan)
+    run = replace(run, step_seconds=replace(run.step_seconds, count=1))
+    text = " ".join(Page(report_html(plan, None, run)).words)
+    for words in ("1 batch ahead", "median of 1 step)", "1 step;"):
+        assert words in text
+    told = render(explain(plan))
+    assert "in 1 step, " in told
+    assert "1 loader thread 1 batch ahead" in told
+    assert not re.search(r"\b1 (batches|steps|epochs|ranks|threads|runs)\b", text + told)
 
 
 def test_time_that_no_stage_explains_is_a_row_of_its_own(cpu_plan: Plan):

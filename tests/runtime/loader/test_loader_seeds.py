@@ -91,6 +91,19 @@ def test_an_incomplete_last_batch_is_left_out_if_asked(small_graph: Graph, tmp_p
     assert seeds_in(held) == list(range(80))
 
 
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_the_small_last_batch_of_each_epoch_is_marked(
+    small_graph: Graph, tmp_path: Path, drop_last: bool
+) -> None:
+    held = opened(small_graph, tmp_path).over(range(100), batch_size=40, drop_last=drop_last)
+    for _ in range(2):
+        seeds_in(held)
+    assert held.meter.small_steps == (set() if drop_last else {2, 5})
+    even = opened(small_graph, tmp_path).over(range(80), batch_size=40)
+    seeds_in(even)
+    assert even.meter.small_steps == set()
+
+
 def test_ranks_share_other_seeds_in_equally_many_batches(
     small_graph: Graph, tmp_path: Path
 ) -> None:

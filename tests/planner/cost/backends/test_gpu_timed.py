@@ -8,7 +8,7 @@ from gnnplan.planner.candidate import Candidate
 from gnnplan.planner.cost.backends.gpu import GpusBackend
 from gnnplan.planner.cost.backends.gpu_lanes import lanes_of, timed_gain
 from gnnplan.planner.cost.rank_times import RankTimes
-from gnnplan.planner.cost.step import StepTimes, combine_ranks
+from gnnplan.planner.cost.step import StepTimes, combine_ranks, unsized_seconds
 from gnnplan.planner.machine.model import MachineModel
 from gnnplan.planner.probe.presets import load_preset
 from gnnplan.planner.workload import GpuLoop, GpuSample, GpuTiming, ModelTiming
@@ -99,6 +99,15 @@ def test_what_was_timed_is_predicted_as_it_was(
     # With what no stage has: .05, .1, .05 and .05 ms.
     training = expected.stages["forward_backward"] + expected.stages["optimizer"]
     assert found.stages["wait"] == pytest.approx(expected.step_seconds - training)
+
+
+def test_a_small_batch_saves_no_launch_of_a_timed_loop(machine: MachineModel) -> None:
+    # The loops took 6 and 4.2 ms, of which the host starts 1.9 or .2, .3 and 2.5 ms.
+    for captured, started in ((0, 4.7e-3), (10**6, 3.0e-3)):
+        found = price(machine, on_device(machine), captured_bytes=captured, own=1.0)
+        assert found.device.host - found.device.host_shrinking == pytest.approx(started)
+        assert unsized_seconds(on_device(machine), found) == pytest.approx(started)
+        assert found.compute_slope == pytest.approx(2e-3)  # 20 us a seed
 
 
 def test_lists_elsewhere_come_on_top(machine: MachineModel) -> None:
