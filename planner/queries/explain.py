@@ -12,6 +12,7 @@ from gnnplan.planner.cost.memory import size_text
 from gnnplan.planner.queries.memory_words import evaluation_words, memory_lines, name_largest
 from gnnplan.planner.queries.rivals import (
     ALIKE,
+    ELSEWHERE,
     RunnersUp,
     SystemToday,
     load_runners_up,
@@ -19,6 +20,7 @@ from gnnplan.planner.queries.rivals import (
     today_words,
 )
 from gnnplan.planner.units import by_number, counted, in_order, seconds_text
+from gnnplan.runtime.errors import InputError
 from gnnplan.runtime.plan.schema import Alternative, MemoryUse, Plan
 from gnnplan.runtime.stages import TRAINING_STAGES
 
@@ -156,7 +158,7 @@ class Answers:
     what_is_faster: str
     what_it_gains: str
     what_you_run_today: str = ""
-    """Estimated epoch of a framework beside the plan's; empty where it cannot be estimated."""
+    """Estimated epoch of a framework beside the plan's, or why there is none and what to do."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -215,7 +217,14 @@ def explain(plan: Plan, today: str | None = None) -> Explanation:
         SettingsError: there is no such system, or it cannot do what the plan does.
     """
     prediction, runners = plan.prediction, load_runners_up(plan.plan_id)
-    beside = today_of(plan, runners, today)
+    beside = None
+    try:
+        beside = today_of(plan, runners, today)
+        today_line = today_words(plan, beside)
+    except InputError as error:
+        if today is not None:
+            raise
+        today_line = str(error)
     return Explanation(
         plan_id=plan.plan_id,
         summary=_summary(plan),
@@ -224,7 +233,7 @@ def explain(plan: Plan, today: str | None = None) -> Explanation:
             what_fills_memory=name_largest(plan),
             what_is_faster=_what_is_faster(plan),
             what_it_gains=_what_it_gains(plan, runners),
-            what_you_run_today="" if beside is None else today_words(plan, beside),
+            what_you_run_today=today_line,
         ),
         today=beside,
         runners_up=runners,
@@ -257,9 +266,6 @@ def explain(plan: Plan, today: str | None = None) -> Explanation:
         estimated=prediction.estimated,
         evaluation=evaluation_words(plan),
     )
-
-
-ELSEWHERE = "not known here, since it was planned elsewhere or the cache was emptied; plan again"
 
 
 def _why_so_many(plan: Plan, runners: RunnersUp) -> str:
@@ -442,7 +448,7 @@ def _answer_lines(e: Explanation) -> list[str]:
         f"  what fills the memory: {e.answers.what_fills_memory}",
         f"  what would be faster: {e.answers.what_is_faster}",
         f"  what it gains: {e.answers.what_it_gains}",
-        *([f"  what you run today: {today}"] if (today := e.answers.what_you_run_today) else []),
+        f"  what you run today: {e.answers.what_you_run_today}",
     ]
 
 
