@@ -35,6 +35,7 @@ from gnnplan.runtime.device import usable_ram_bytes
 from gnnplan.runtime.errors import DatasetError, InputError, did_you_mean
 from gnnplan.runtime.folders import real_folder
 from gnnplan.runtime.graph.dataset import Graph, is_typed, open_graph, types_of
+from gnnplan.runtime.graph.findings import name_lacking
 from gnnplan.runtime.graph.format import META_FILE
 from gnnplan.runtime.plan.io import refuse_foreign_folder, refuse_unplaced
 from gnnplan.runtime.plan.schema import Plan, Sampler, is_dynamic
@@ -340,21 +341,12 @@ def check_training_data(graph: Graph) -> None:
     Raises:
         SettingsError: no training nodes, no features, or no classes.
     """
-    if graph.num_train == 0:
-        raise SettingsError(
-            f"{graph.path}: expected training nodes, found none in train_idx; import it with a "
-            "split"
-        )
-    if graph.feature_dim < 1:
-        raise SettingsError(
-            f"{graph.path}: expected features or a declared feature_dim, found neither; import it "
-            "with features, or with --feature-dim for noise in their place"
-        )
-    if graph.num_classes < 1 and str(graph.task) != "link":
-        raise SettingsError(
-            f"{graph.path}: expected at least one class of task {graph.task}, found none; import "
-            "it with labels, or with --task link for its edges to be learnt"
-        )
+    lacking = name_lacking(
+        num_train=graph.num_train, feature_dim=graph.feature_dim, num_classes=graph.num_classes,
+        task=str(graph.task),
+    )  # fmt: skip
+    if lacking:
+        raise SettingsError(f"{graph.path}: {lacking}")
 
 
 def refuse_other_formats(folder: Path) -> None:
