@@ -29,8 +29,14 @@ from gnnplan.planner.search.samplers import (
     statistics_of,
     with_samplers,
 )
-from gnnplan.planner.settings import MODELS, PlanSettings, change_settings, refuse_changed
-from gnnplan.planner.units import read_texts
+from gnnplan.planner.settings import (
+    MODELS,
+    PlanSettings,
+    change_mode,
+    change_settings,
+    refuse_changed,
+)
+from gnnplan.planner.units import read_texts, scale_number
 from gnnplan.runtime.device import usable_ram_bytes
 from gnnplan.runtime.errors import DatasetError, InputError, did_you_mean
 from gnnplan.runtime.folders import real_folder
@@ -108,6 +114,8 @@ def check_request(
 def read_changes(settings: PlanSettings, asked: Sequence[str]) -> PlanSettings:
     """Return a request with some settings changed, KEY=VALUE each, as flags of `gnnplan plan`.
 
+    Another mode leaves out what that mode does not use. Sizes may be factors, such as x2.
+
     Raises:
         SettingsError: no such setting, or a value that it cannot have.
     """
@@ -117,15 +125,25 @@ def read_changes(settings: PlanSettings, asked: Sequence[str]) -> PlanSettings:
         key, equals, value = (part.strip() for part in change.partition("="))
         name = names.get(key.replace("-", "_"), key)
         if not equals or not value or name not in names.values():
-            known = ", ".join(sorted(names))
+            known = ", ".join((*MACHINE_KEYS, *sorted(names)))
             raise SettingsError(
                 f"--set: expected KEY=VALUE with KEY among {known}, found {change!r}"
+                f"{did_you_mean(key, names)}"
             )
+        if name.endswith("_bytes") and value.startswith("x"):
+            if (old := getattr(settings, name, None)) is None:
+                raise SettingsError(
+                    f"--set {key}: expected a size (the plan had no limit), found {value!r}"
+                )
+            value = str(round(scale_number(value, float(old), key, size=True)))
         texts[name] = value
     values = read_texts(PlanSettings, texts, name_of=lambda each: f"--set {each.name}")
-    if values.get("mode") == "full-graph" != settings.mode and "fanouts" not in values:
-        values["fanouts"] = [-1] * settings.workload.num_layers
-    return change_settings(settings, values)
+    mode = values.pop("mode", settings.mode)
+    return change_settings(change_mode(settings, mode), values)
+
+
+MACHINE_KEYS = ("link.NAME.bandwidth", "link.NAME.latency", "memory.NAME.capacity")
+"""Changes of a machine that questions about a plan take beside its settings."""
 
 
 def check_replayable(plan: Plan) -> None:
