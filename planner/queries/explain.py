@@ -411,20 +411,28 @@ def render(explanation: Explanation) -> str:
             f"({seconds_text(e.step_low)} to {seconds_text(e.step_high)}, 90%), "
             f"epoch {seconds_text(e.epoch_seconds)} in {e.steps_per_epoch} steps, "
             f"start-up {seconds_text(e.startup_seconds)}",
-            f"bound by {e.bottleneck}; statistics {e.statistics_class}; "
-            f"within {e.gap:.1%} of the bound {seconds_text(e.lower_bound)} ({e.status})",
+            f"{PACE.get(e.bottleneck, e.bottleneck)} sets the pace; training statistics are "
+            f"{e.statistics_class}",
+            gap_words(e.gap, e.lower_bound, e.status),
         ],
         ["asked first", *_answer_lines(e)],
         ["stage               seconds   share", *map(_stage_line, e.stages)],
         ["memory", *memory_lines(e.memory), *([f"  {e.evaluation}"] if e.evaluation else [])],
         ["where rows are read", *map(_residence_line, e.residence)],
         ["runner-up", *_runner_lines(e)],
-        ["one more would save, per step", *_price_lines(e.shadow_prices)],
+        ["more of a memory or a link would save, per step", *_price_lines(e.shadow_prices)],
         ["where the numbers come from", *(f"  {r.stage}: {r.provenance}" for r in e.stages)],
     ]
     if e.details:
         sections.insert(1, [e.details_title, *e.details])
     return "\n\n".join("\n".join(lines) for lines in sections) + "\n"
+
+
+def gap_words(gap: float, lower_bound: float, status: str) -> str:
+    """Say how much faster than a plan anything that was priced can be, and what was."""
+    most = f"more than {gap:.1%} faster, {seconds_text(lower_bound)} a step"
+    known = f"nothing that was priced is {'faster' if gap <= 1e-9 else most}"
+    return f"as far as the model sees, {known}: {status}"
 
 
 def _stage_line(row: StageRow) -> str:
