@@ -237,13 +237,15 @@ class PlannedLoader:
         padded: bool | float = False,
         alone: bool = False,
     ) -> "PlannedLoader":
-        """Return a loader over other seeds that reads rows by this one's store.
+        """Return a loader over this rank's share of other seeds, which reads rows by this store.
+
+        Every rank calls it and adds its sums to the others', as `gnnplan train` does: one rank
+        that validates alone covers its share only. For all seeds on one rank give `alone`.
 
         Arguments are as in the constructor; `input_nodes` None means all nodes, as PyG has it, and
-        `blocks` None what this loader hands out. Each rank gets its share of the seeds, in as many
-        batches as the others; with `alone` all of them. A GPU draws from this one's lists, unless
-        ranks hold them in parts or share batches: then the host draws. It closes with this loader,
-        which stays open as long as one of the two is held.
+        `blocks` None what this loader hands out. Ranks get as many batches as each other. A GPU
+        draws from this one's lists, unless ranks hold them in parts or share batches: then the
+        host draws. It closes with this loader, which stays open as long as one of the two is held.
         """
         self._refuse_closed()
         blocks = self._view is None if blocks is None else blocks
