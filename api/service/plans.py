@@ -263,7 +263,7 @@ def _open_named_graph(service: Service, name: str) -> Graph:
 
 
 def check_job(service: Service, job: JobRow) -> None:
-    """Refuse a job whose model or dataset requests may not name, or whose plan lost its record.
+    """Refuse a job that may not be run any more: by its model, its dataset or its plan.
 
     It may have been accepted before the service was started with other models and graph roots.
 
