@@ -288,7 +288,7 @@ def candidate_of(plan: Plan, settings: PlanSettings) -> Candidate:
 
 
 def refuse_disk(graph: Graph, made: Plan) -> None:
-    """Refuse rows on the disk of features that runs read from memory alone.
+    """Refuse a plan that reads from disk what its runs can read from memory alone.
 
     Raises:
         PlanDoesNotFit: the features are sparse, or lie in a table per node type.

@@ -27,7 +27,7 @@ from gnnplan.planner.search.samplers import with_samplers
 from gnnplan.planner.settings import PlanSettings
 from gnnplan.planner.units import Progress, counted, onward, portion, silent
 from gnnplan.runtime.device import machine_fingerprint
-from gnnplan.runtime.graph.dataset import open_graph
+from gnnplan.runtime.graph.dataset import check_features, open_graph
 from gnnplan.runtime.plan.schema import Plan
 
 Say = Callable[[str], None]
@@ -205,7 +205,7 @@ def answer_first(
     say: Say = print,
 ) -> Plan:
     """Write the plan that training starts under: a first answer, or a plan where none is built."""
-    check_request(graph_folder, settings, out=out, machine=machine)
+    check_features(check_request(graph_folder, settings, out=out, machine=machine))
     found = None if machine is None else find_machine(machine)
     try:
         return first_answer(graph_folder, settings, machine=found, out=out, progress=progress)

@@ -29,12 +29,19 @@ from gnnplan.planner.search.samplers import (
     statistics_of,
     with_samplers,
 )
-from gnnplan.planner.settings import MODELS, PlanSettings, change_settings, refuse_changed
-from gnnplan.planner.units import read_texts
+from gnnplan.planner.settings import (
+    MODELS,
+    PlanSettings,
+    change_mode,
+    change_settings,
+    refuse_changed,
+)
+from gnnplan.planner.units import read_texts, scale_number
 from gnnplan.runtime.device import usable_ram_bytes
 from gnnplan.runtime.errors import DatasetError, InputError, did_you_mean
 from gnnplan.runtime.folders import real_folder
 from gnnplan.runtime.graph.dataset import Graph, is_typed, open_graph, types_of
+from gnnplan.runtime.graph.findings import name_lacking
 from gnnplan.runtime.graph.format import META_FILE
 from gnnplan.runtime.plan.io import refuse_foreign_folder, refuse_unplaced
 from gnnplan.runtime.plan.schema import Plan, Sampler, is_dynamic
@@ -107,6 +114,8 @@ def check_request(
 def read_changes(settings: PlanSettings, asked: Sequence[str]) -> PlanSettings:
     """Return a request with some settings changed, KEY=VALUE each, as flags of `gnnplan plan`.
 
+    Another mode leaves out what that mode does not use. Sizes may be factors, such as x2.
+
     Raises:
         SettingsError: no such setting, or a value that it cannot have.
     """
@@ -116,15 +125,25 @@ def read_changes(settings: PlanSettings, asked: Sequence[str]) -> PlanSettings:
         key, equals, value = (part.strip() for part in change.partition("="))
         name = names.get(key.replace("-", "_"), key)
         if not equals or not value or name not in names.values():
-            known = ", ".join(sorted(names))
+            known = ", ".join((*MACHINE_KEYS, *sorted(names)))
             raise SettingsError(
                 f"--set: expected KEY=VALUE with KEY among {known}, found {change!r}"
+                f"{did_you_mean(key, names)}"
             )
+        if name.endswith("_bytes") and value.startswith("x"):
+            if (old := getattr(settings, name, None)) is None:
+                raise SettingsError(
+                    f"--set {key}: expected a size (the plan had no limit), found {value!r}"
+                )
+            value = str(round(scale_number(value, float(old), key, size=True)))
         texts[name] = value
     values = read_texts(PlanSettings, texts, name_of=lambda each: f"--set {each.name}")
-    if values.get("mode") == "full-graph" != settings.mode and "fanouts" not in values:
-        values["fanouts"] = [-1] * settings.workload.num_layers
-    return change_settings(settings, values)
+    mode = values.pop("mode", settings.mode)
+    return change_settings(change_mode(settings, mode), values)
+
+
+MACHINE_KEYS = ("link.NAME.bandwidth", "link.NAME.latency", "memory.NAME.capacity")
+"""Changes of a machine that questions about a plan take beside its settings."""
 
 
 def check_replayable(plan: Plan) -> None:
@@ -340,21 +359,12 @@ def check_training_data(graph: Graph) -> None:
     Raises:
         SettingsError: no training nodes, no features, or no classes.
     """
-    if graph.num_train == 0:
-        raise SettingsError(
-            f"{graph.path}: expected training nodes, found none in train_idx; import it with a "
-            "split"
-        )
-    if graph.feature_dim < 1:
-        raise SettingsError(
-            f"{graph.path}: expected features or a declared feature_dim, found neither; import it "
-            "with features, or with --feature-dim for noise in their place"
-        )
-    if graph.num_classes < 1 and str(graph.task) != "link":
-        raise SettingsError(
-            f"{graph.path}: expected at least one class of task {graph.task}, found none; import "
-            "it with labels, or with --task link for its edges to be learnt"
-        )
+    lacking = name_lacking(
+        num_train=graph.num_train, feature_dim=graph.feature_dim, num_classes=graph.num_classes,
+        task=str(graph.task),
+    )  # fmt: skip
+    if lacking:
+        raise SettingsError(f"{graph.path}: {lacking}")
 
 
 def refuse_other_formats(folder: Path) -> None:

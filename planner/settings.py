@@ -92,6 +92,14 @@ _COUNT, _BYTES = Range(least=1, most=4096), Range(least=1, most=2**60)
 
 FULL_GRAPH = ("keep", "drop", "draws", "rounding", "exchange", "first_layer")
 """Settings of full-graph training alone."""
+NO_FULL_GRAPH = {
+    ("policy", "topology", "replication", "shared_host"): "where each rank holds its own part",
+    ("dialect", "batching", "owner", "type_fanouts"): "which draws no batches",
+    ("negatives", "num_negatives", "exclude", "eval_negatives"): "which trains no links",
+    ("precision",): "which computes in float32",
+    ("gcn_norm",): "whose degrees are the graph's",
+}
+"""Settings that full-graph training does not use, and why."""
 
 
 def refuse_changed(settings: object, names: Collection[str], expected: str) -> None:
@@ -408,6 +416,25 @@ def change_settings(settings: Settings, values: Mapping[str, Any]) -> Settings:
     fanouts = values.get("fanouts")
     layers = {"num_layers": len(cast("list[Any]", fanouts))} if isinstance(fanouts, list) else {}
     return _changed(settings, layers | dict(values))
+
+
+def change_mode(settings: PlanSettings, mode: str) -> PlanSettings:
+    """Return a request for another mode: what that mode does not use is at its default.
+
+    A whole graph is trained over all neighbours, so its fan-outs are -1.
+    """
+    whole = mode == "full-graph"
+    if whole == (settings.mode == "full-graph"):
+        return replace(settings, mode=mode)
+    names = FULL_GRAPH
+    if whole:
+        names = ("step", *(name for group in NO_FULL_GRAPH for name in group))
+    values = {each.name: each.default for each in setting_fields(PlanSettings)}
+    values = {name: values[name] for name in names} | {"mode": mode}
+    if whole:
+        values |= {"sampler": DEFAULT_SAMPLER, "sampler_parameters": {}, "other_samplers": []}
+        values["fanouts"] = [-1] * settings.workload.num_layers
+    return change_settings(settings, values)
 
 
 def _field_names(owner: Any) -> set[str]:

@@ -30,6 +30,25 @@ def parse_bytes(text: str | None, option: str) -> int | None:
     return int(size)
 
 
+def scale_number(value: str, old: float, key: str, *, size: bool) -> float:
+    """Read a new number from xF (a factor of the old one) or from a plain number or size.
+
+    Raises:
+        SettingsError: it is none, or not above 0.
+    """
+    try:
+        if value.startswith("x"):
+            found = old * float(value[1:])
+        else:
+            found = float(parse_bytes(value, f"--set {key}") or 0) if size else float(value)
+    except ValueError:
+        found = float("nan")
+    if not 0 < found < float("inf"):
+        what = "a size such as 16GiB" if size else "a number"
+        raise SettingsError(f"--set {key}: expected {what} or a factor such as x2, found {value!r}")
+    return found
+
+
 def counted(number: int, word: str) -> str:
     """Return a number with its noun, in the plural where it is not one.
 

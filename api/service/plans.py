@@ -33,7 +33,6 @@ from gnnplan.planner.queries.explain import explain
 from gnnplan.planner.request import (
     check_graph,
     check_replayable,
-    read_changes,
     refuse_unused,
 )
 from gnnplan.planner.settings import POLICIES
@@ -264,7 +263,7 @@ def _open_named_graph(service: Service, name: str) -> Graph:
 
 
 def check_job(service: Service, job: JobRow) -> None:
-    """Refuse a job whose model or dataset requests may not name, or whose plan lost its record.
+    """Refuse a job that may not be run any more: by its model, its dataset or its plan.
 
     It may have been accepted before the service was started with other models and graph roots.
 
@@ -295,9 +294,13 @@ def _check_question(service: Service, kind: str, plan_id: str, asked: dict[str, 
     if asked.get("machine") is not None:
         return  # simulated elsewhere: it needs no record of the plan's own machine
     record = load_record(plan)
-    if kind == "why-not":
-        settings = read_changes(record.settings, asked.get("changes", []))
+    if kind in ("why-not", "what-if"):
+        from gnnplan.planner.queries.whatif import apply_changes  # on use: with the whole planner
+
+        settings = apply_changes(record, asked.get("changes", [])).settings
         check_model(settings.workload.model, service.settings.allowed_models)
+        if kind == "what-if":  # of why-not, what cannot be is the answer
+            check_graph(open_graph(Path(plan.graph.path), validate=False), settings)
 
 
 def _known_plan(service: Service, wanted: dict[str, Any], request: PlanRequest) -> str | None:

@@ -278,13 +278,27 @@ def wrap_line(line: str, width: int) -> list[str]:
 
 
 def table_of(columns: Sequence[str], rows: Iterable[Sequence[str]], **looks: Any) -> "Table":
-    """Make a table without borders."""
-    from rich.table import Table
+    """Make a table without borders; what is too long for a column goes on in its next line."""
+    from rich.table import Column, Table
 
-    table = Table(*columns, box=None, **looks)
+    headed = (Column(each, overflow="fold") for each in columns)
+    table = Table(*headed, box=None, **looks)
     for row in rows:
         table.add_row(*row)
     return table
+
+
+WIDE = 160
+"""Columns of a wide table where the output is no terminal."""
+
+
+def print_wide(*tables: "Table") -> None:
+    """Print tables on wide lines where the output is no terminal and nobody says how wide it is."""
+    screen = console()
+    if not screen.is_terminal and "COLUMNS" not in os.environ:
+        screen.width = WIDE
+    for table in tables:
+        screen.print(table)
 
 
 def emit_json(value: Any) -> None:

@@ -225,10 +225,8 @@ def _text(key: str, value: Any) -> str:
 
 
 def _feature_storage(graph: "Graph") -> str:
-    if graph.topology_only:
-        return "none"
-    if graph.x_by_type:
-        return "dense by node type"
+    if graph.topology_only or graph.x_by_type:
+        return "none" if graph.topology_only else "dense by node type"
     return "sparse" if graph.x is None else "dense"
 
 
@@ -433,7 +431,7 @@ def import_command(
         typer.Option(
             min=0,
             help="Columns of noise to draw where the source has no features, with --features none "
-            "to declare alone; labels are drawn too where it has none.",
+            "to declare alone, which is enough to plan; labels are drawn too where it has none.",
         ),
     ] = 0,
     overwrite: Overwrite = False,
@@ -479,11 +477,12 @@ def info(
     server: ServerOption = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Check a dataset and show what is in it; exit code 2 where no training can use it."""
+    """Check a dataset and show what is in it; exit code 2 where no plan can use it."""
     if server is not None:
         with remote.service(server) as client:
             _show(codec.to_plain(client.graphs.get(str(folder))), as_json)
         return
+    from gnnplan.planner.request import check_training_data
     from gnnplan.runtime.graph.dataset import inspect_graph
 
     graph, findings = inspect_graph(folder)
@@ -493,6 +492,7 @@ def info(
         if finding.fault:
             raise DatasetError(text)
         console(True).print(f"warning: {text}", markup=False, soft_wrap=True)
+    check_training_data(graph)
 
 
 def _show(values: dict[str, Any], as_json: bool) -> None:

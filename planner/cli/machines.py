@@ -1,7 +1,6 @@
 """`gnnplan doctor`, `probe`, `machine` and `estimate`: what machines are, and what they can do."""
 
 import math
-import os
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -17,6 +16,7 @@ from gnnplan.planner.cli.common import (
     emit_json,
     print_answer,
     print_text,
+    print_wide,
     progress_bar,
     seconds_text,
     table_of,
@@ -32,8 +32,6 @@ from gnnplan.runtime.errors import InputError
 if TYPE_CHECKING:
     from gnnplan.planner.probe.hosts import Meeting
 
-WIDE = 160
-"""Columns of a wide table where the terminal's are not known."""
 process_began: float | None = None
 """Start of this process on time.monotonic()'s clock, where it runs one command alone."""
 app = typer.Typer(help="Machines: presets and probed files.", no_args_is_help=True)
@@ -233,14 +231,14 @@ def print_machine(machine: MachineModel) -> None:
     screen = console()
     screen.print(
         f"{machine.name} ({machine.provenance}), noise {machine.noise:.1%}, "
-        f"fingerprint {machine.fingerprint[:12]}",
+        f"fingerprint {machine.fingerprint}",
         markup=False,
     )
     memories = [
         (memory.name, memory.kind, bytes_text(float(memory.capacity_bytes)))
         for memory in machine.memories
     ]
-    screen.print(table_of(("memory", "kind", "capacity"), memories))
+    shown = [table_of(("memory", "kind", "capacity"), memories)]
     links = [
         (
             link.name,
@@ -253,7 +251,7 @@ def print_machine(machine: MachineModel) -> None:
         for link in machine.links
     ]
     columns = ("link", "from", "to", "latency", "bandwidth", "provenance")
-    screen.print(table_of(columns, links))
+    shown.append(table_of(columns, links))
     tables = [
         (
             name,
@@ -265,7 +263,10 @@ def print_machine(machine: MachineModel) -> None:
         )
         for name, table in sorted(machine.tables.items())
     ]
-    screen.print(table_of(("table", "unit", "axes", "least", "largest", "spread"), tables))
+    shown.append(table_of(("table", "unit", "axes", "least", "largest", "spread"), tables))
+    for each in shown:
+        each.columns[0].no_wrap = True  # names whole, for --set and --machine
+    print_wide(*shown)
     for note in machine.notes:
         screen.print(f"note: {note}", markup=False)
 
@@ -305,10 +306,8 @@ def estimate_command(
 def print_estimates(found: Estimates) -> None:
     """Print estimates as a table, and what they rest on."""
     columns, rows, lines = render(found)
-    screen, table = console(), table_of(columns, rows)
+    table = table_of(columns, rows)
     table.columns[0].no_wrap = True
-    if not screen.is_terminal and "COLUMNS" not in os.environ:
-        screen.width = WIDE
-    screen.print(table)
+    print_wide(table)
     for line in lines:
         print_text(line)

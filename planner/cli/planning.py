@@ -274,8 +274,8 @@ def why_not_command(
         list[str] | None,
         typer.Option(
             "--set",
-            help="KEY=VALUE, repeatable: any other setting of gnnplan plan that it did not take, "
-            "such as batching=cooperative, topology=clique, sampler=labor or mode=full-graph.",
+            help="KEY=VALUE, repeatable, as of gnnplan whatif: a setting of gnnplan plan that it "
+            "did not take, such as batching=cooperative, topology=clique or mode=full-graph.",
         ),
     ] = None,
     server: ServerOption = None,
@@ -340,8 +340,8 @@ def whatif_command(
         list[str] | None,
         typer.Option(
             "--set",
-            help="KEY=VALUE, repeatable: link.NAME.bandwidth=x2, memory.NAME.capacity=16GiB, "
-            "devices=1, device_memory=8GiB, host_memory=64GiB, policy=NAME.",
+            help="KEY=VALUE, repeatable: link.NAME.bandwidth=x2, memory.NAME.capacity=16GiB, or a "
+            "setting of gnnplan plan, such as devices=1, device_memory=8GiB or policy=NAME.",
         ),
     ] = None,
     target_epoch_seconds: Annotated[
@@ -351,7 +351,7 @@ def whatif_command(
     server: ServerOption = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Plan again from the cached profile with something changed; nothing is measured or written."""
+    """Plan again with something changed, by what is known; nothing is timed or written."""
     target = target_epoch_seconds
     if target is not None and not target > 0:
         raise SettingsError(f"--target-epoch-seconds: expected seconds above 0, found {target:g}")

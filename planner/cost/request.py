@@ -4,7 +4,7 @@ Source of parts of a shared batch: docs/formulas.md 5.6 with [C20].
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from gnnplan.planner.candidate import Candidate
 from gnnplan.planner.cost.memory import Budgets
+from gnnplan.planner.errors import SettingsError
 from gnnplan.planner.machine.model import MachineModel, Table
 from gnnplan.planner.workload import (
     BatchProfile,
@@ -52,6 +53,15 @@ def handed_row_bytes(request: "Request", candidate: Candidate, *, padded: bool =
     stored = same and candidate.batching == "independent"
     size = row_bytes(graph) if stored else 4 * graph.feature_dim
     return word_multiple(size) if padded and candidate.gpus else size
+
+
+def not_profiled(seeds: int, known: Iterable[int]) -> SettingsError:
+    """Return the refusal of batches that a profile lacks; `known` are the sizes that it has."""
+    found = " or ".join(map(str, sorted(known)))
+    return SettingsError(
+        f"expected batches of {seeds} seeds per rank, found those of {found} profiled; plan with "
+        "these settings, which profiles them"
+    )
 
 
 def seeds_per_rank(batch_size: int, num_ranks: int) -> int:

@@ -118,6 +118,8 @@ class EpochWork:
     """Bytes that the busiest part of full-graph training sends in a step."""
     exchanges: float = 0.0
     """Number of calls in which that part sends them."""
+    reduce_seconds: float = 0.0
+    """Seconds of summing a gradient over several processes on cores; GPUs' are priced by links."""
 
 
 CORE_ROW_SECONDS = 1.0e-7
@@ -133,9 +135,9 @@ class SystemRates:
     """Rates of a machine while all of its ranks read at once."""
 
     gpus: int
-    """Ranks: GPUs, or 1 on cores."""
+    """Ranks: GPUs, or processes on cores."""
     cores: int
-    """Cores of all hosts that have those GPUs."""
+    """Cores of all hosts that have those GPUs or processes."""
     own_row: float
     """Seconds per random row of a GPU's memory; infinite on cores, as all that a machine lacks."""
     peer_row: float
@@ -171,8 +173,12 @@ class SystemRates:
         return exchange_seconds(self.machine, self.candidate, num_bytes) + (calls - 1) * empty
 
 
-def system_rates(machine: MachineModel, gpus: int, row_bytes: int) -> SystemRates:
+def system_rates(
+    machine: MachineModel, gpus: int, row_bytes: int, *, processes: int = 1
+) -> SystemRates:
     """Return the rates of a machine's first GPUs, or of its cores where `gpus` is 0.
+
+    On cores so many `processes` train, over all hosts where they are several.
 
     Raises:
         SettingsError: the machine has fewer GPUs.
@@ -182,14 +188,15 @@ def system_rates(machine: MachineModel, gpus: int, row_bytes: int) -> SystemRate
             f"machine {machine.name}: expected {gpus} GPUs, found {len(machine.gpus)}"
         )
     chosen = machine.gpus[:gpus]
-    hosts = {gpu.host for gpu in chosen} or {0}
+    ranks = gpus or processes
+    hosts = {p.host for p in chosen or (machine.processors if processes > 1 else ())} or {0}
     cores = sum(p.cores for p in machine.processors if p.kind == "cpu" and p.host in hosts)
-    core_row, all_core_row = _core_rows(machine, row_bytes, max(1, gpus // len(hosts)))
+    core_row, all_core_row = _core_rows(machine, row_bytes, max(1, ranks // len(hosts)))
     if not chosen:
         never = dict.fromkeys(("own_row", "peer_row", "host_row", "disk_row"), math.inf)
         lists = ("own_entry", "own_offsets", "host_entry", "host_offsets")
         return SystemRates(
-            gpus=1, cores=cores, core_row=core_row, all_core_row=all_core_row, copy_byte=0.0,
+            gpus=ranks, cores=cores, core_row=core_row, all_core_row=all_core_row, copy_byte=0.0,
             machine=machine, candidate=None, **never, **dict.fromkeys(lists, math.inf),
         )  # fmt: skip
     number = {gpu.name: rank for rank, gpu in enumerate(chosen)}
@@ -336,6 +343,8 @@ def _exchange_seconds(system: System, work: EpochWork, rates: SystemRates) -> fl
     sent = work.exchange_bytes if system.kind == "full_graph" else 0.0
     if rates.gpus == 1:
         return 0.0
+    if rates.candidate is None:
+        return work.reduce_seconds
     if system.backend is None:
         reduced = rates.reduce_seconds(work.gradient_bytes)
         return reduced + rates.send_seconds(sent, work.exchanges)

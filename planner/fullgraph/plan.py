@@ -41,7 +41,7 @@ from gnnplan.planner.search.dimensions.ranks import (
     faster_link,
     plans_gpus,
 )
-from gnnplan.planner.settings import PlanSettings, refuse_changed
+from gnnplan.planner.settings import NO_FULL_GRAPH, PlanSettings, refuse_changed
 from gnnplan.planner.units import Progress
 from gnnplan.runtime.errors import PlanError
 from gnnplan.runtime.fullgraph import check_settings
@@ -60,14 +60,6 @@ from gnnplan.runtime.sampling.registry import is_default
 from gnnplan.runtime.sampling.statistics import StatisticsClass, full_graph_class
 
 WHERE = "mode full-graph"
-UNUSED = {
-    ("policy", "topology", "replication", "shared_host"): "where each rank holds its own part",
-    ("dialect", "batching", "owner", "type_fanouts"): "which draws no batches",
-    ("negatives", "num_negatives", "exclude", "eval_negatives"): "which trains no links",
-    ("precision",): "which computes in float32",
-    ("gcn_norm",): "whose degrees are the graph's",
-}
-"""Settings that nothing here uses, and why."""
 
 
 def check_choices(settings: PlanSettings) -> None:
@@ -116,7 +108,7 @@ def check_training(graph: Graph, settings: PlanSettings, *, calibrate: bool = Fa
             f"{WHERE}: expected no sampler, since every neighbour is aggregated, found "
             f"{settings.sampler}; drop --sampler"
         )
-    for names, why in UNUSED.items():
+    for names, why in NO_FULL_GRAPH.items():
         refuse_changed(settings, names, f"the default in {WHERE}, {why}")
     check_choices(settings)
     if calibrate:
@@ -298,8 +290,8 @@ def certificate(choice: FullGraphChoice) -> Certificate:
         gap=(objective - bound) / objective if objective > 0 else 0.0,
         solver="enumeration over partitions made by heuristics",
         status=(
-            f"feasible: every candidate at p = {keep:.3g} priced; the bound shares these cuts' "
-            "work equally and exchanges for free; other partitions and other p are not bounded"
+            f"feasible: every candidate at p = {keep:.3g} was priced; the limit shares these cuts' work "
+            "equally and exchanges for nothing; other partitions and other p are not bounded"
         ),
     )
 

@@ -49,21 +49,21 @@ Sums = dict[int, NDArray[np.float64]]
 
 @numba.njit(cache=True, nogil=True)
 @typing.no_type_check
-def _mass(heat: np.ndarray, elsewhere: np.ndarray) -> np.ndarray:
+def _mass(heat: np.ndarray, fallback_places: np.ndarray) -> np.ndarray:
     """Add up heat [N] by place [N]; shape [5]."""
     total = np.zeros(5)
     for v in range(heat.size):
-        total[elsewhere[v]] += heat[v]
+        total[fallback_places[v]] += heat[v]
     return total
 
 
 @numba.njit(cache=True, nogil=True)
 @typing.no_type_check
-def _mass_at(heat: np.ndarray, elsewhere: np.ndarray, ids: np.ndarray) -> np.ndarray:
+def _mass_at(heat: np.ndarray, fallback_places: np.ndarray, ids: np.ndarray) -> np.ndarray:
     """Add up the heat of some ids by place; shape [5]."""
     total = np.zeros(5)
     for v in ids:
-        total[elsewhere[v]] += heat[v]
+        total[fallback_places[v]] += heat[v]
     return total
 
 
@@ -71,7 +71,7 @@ def count_reads(
     heat: Heat,
     laws: Sequence[int],
     own: Sequence[NDArray[np.int64]],
-    elsewhere: Sequence[NDArray[np.uint8]],
+    fallback_places: Sequence[NDArray[np.uint8]],
     cliques: Sequence[Sequence[int]],
 ) -> NDArray[np.float64]:
     """Count expected reads by device and place; shape [G, 5], in the order of `PLACES`.
@@ -80,11 +80,12 @@ def count_reads(
         heat: expected reads of each item by law, shape [D, N].
         laws: row of `heat` each of the G devices draws from.
         own: ids each device holds.
-        elsewhere: for each clique, the place its devices read what they do not hold; uint8 [N].
+        fallback_places: for each clique, the places that its devices read from what they do not
+            hold; uint8 [N].
         cliques: devices of each clique.
     """
     reads = np.zeros((len(own), len(PLACES)))
-    for clique, codes in zip(cliques, elsewhere, strict=True):
+    for clique, codes in zip(cliques, fallback_places, strict=True):
         drawn = sorted({laws[g] for g in clique})
         summed = side_by_side(
             lambda law, codes=codes: np.asarray(_mass(heat[law], codes)),
@@ -185,11 +186,11 @@ def evaluate_rows(problem: PlacementProblem, placement: Placement) -> RowReads:
     own, on_host, num = placement.own, placement.on_host, rows.num_items
     if on_host is not None and on_host.shape != (num,):
         raise ValueError(f"expected on_host of shape {(num,)}, found {on_host.shape}")
-    elsewhere = [
+    fallback_places = [
         nearest_places(mark_holders([own[g] for g in clique], num), costs.by_place, on_host=on_host)
         for clique in placement.cliques
     ]
-    reads = count_reads(rows.heat, rows.laws, own, elsewhere, placement.cliques)
+    reads = count_reads(rows.heat, rows.laws, own, fallback_places, placement.cliques)
     counts = reads[:, [OWN, PEER, HOST, DISK]].T
     seconds = np.zeros(len(own))
     for count, price in zip(counts, (costs.local, costs.peer, costs.host, costs.disk), strict=True):

@@ -48,9 +48,9 @@ class ItemPlacement:
     share one array."""
     on_host: NDArray[np.bool_] | None
     """Whether the host has the item, shape [N]; None: it has all."""
-    elsewhere: list[NDArray[np.uint8]] | None = None
-    """For each clique, the place its devices read what they do not hold, by id [N]; None: the
-    cheapest that has it.
+    fallback_places: list[NDArray[np.uint8]] | None = None
+    """For each clique, the places that its devices read from what they do not hold, by id [N];
+    None: the cheapest that has it.
     """
 
 
@@ -220,14 +220,14 @@ def _misread(
 
 
 def first_misread(
-    elsewhere: NDArray[np.uint8],
+    fallback_places: NDArray[np.uint8],
     held: NDArray[np.int16],
     *,
     held_across: NDArray[np.bool_] | None = None,
     on_host: NDArray[np.bool_] | None = None,
 ) -> int:
     """Find the first item that is read from a place that lacks it, or -1."""
-    return int(_misread(elsewhere, held, _present(held_across), _present(on_host)))
+    return int(_misread(fallback_places, held, _present(held_across), _present(on_host)))
 
 
 def _present(has: NDArray[np.bool_] | None) -> NDArray[np.bool_]:
@@ -244,18 +244,18 @@ def find_places(
     read each other.
     """
     items = placement.items[kind]
-    if items.elsewhere is not None:
-        return items.elsewhere
+    if items.fallback_places is not None:
+        return items.fallback_places
     alone, num = problem.network.alone[kind], problem.kinds[kind].num_items
     holders = [mark_holders([items.own[g] for g in c], num) for c in placement.cliques]
-    elsewhere: list[NDArray[np.uint8]] = []
+    fallback_places: list[NDArray[np.uint8]] = []
     for c, clique in enumerate(placement.cliques):
         seconds = alone[list(clique)].mean(axis=0)
         others = held_by_others(holders, c) if across and np.isfinite(seconds[CROSS]) else None
-        elsewhere.append(
+        fallback_places.append(
             nearest_places(holders[c], seconds, held_across=others, on_host=items.on_host)
         )
-    return elsewhere
+    return fallback_places
 
 
 def used_bytes(problem: PlacementProblem, placement: Placement) -> tuple[list[int], int]:
@@ -280,7 +280,7 @@ def check_placement(problem: PlacementProblem, placement: Placement) -> None:
         raise ValueError(f"host: expected at most {problem.host_bytes} bytes, found {host}")
     for t, (kind, items) in enumerate(zip(problem.kinds, placement.items, strict=True)):
         marks = [mark_holders([items.own[g] for g in c], kind.num_items) for c in placement.cliques]
-        for c, codes in enumerate(items.elsewhere or ()):
+        for c, codes in enumerate(items.fallback_places or ()):
             across = held_by_others(marks, c) if len(marks) > 1 else None
             wrong = first_misread(codes, marks[c], held_across=across, on_host=items.on_host)
             if wrong >= 0:

@@ -158,7 +158,7 @@ def cached(key: str, graph: Graph, *, measure: bool) -> Profile | None:
     if found is None and not measure:
         raise SettingsError(
             f"expected the profile of {graph.name} in {cache.cache_folder()}, found none for these "
-            "settings and this machine; plan again"
+            "settings and this machine, and questions time nothing; plan with these settings"
         )
     return found
 

@@ -12,6 +12,7 @@ from gnnplan.planner.cost.memory import size_text
 from gnnplan.planner.queries.memory_words import evaluation_words, memory_lines, name_largest
 from gnnplan.planner.queries.rivals import (
     ALIKE,
+    ELSEWHERE,
     RunnersUp,
     SystemToday,
     load_runners_up,
@@ -19,6 +20,7 @@ from gnnplan.planner.queries.rivals import (
     today_words,
 )
 from gnnplan.planner.units import by_number, counted, in_order, seconds_text
+from gnnplan.runtime.errors import InputError
 from gnnplan.runtime.plan.schema import Alternative, MemoryUse, Plan
 from gnnplan.runtime.stages import TRAINING_STAGES
 
@@ -156,7 +158,7 @@ class Answers:
     what_is_faster: str
     what_it_gains: str
     what_you_run_today: str = ""
-    """Estimated epoch of a framework beside the plan's; empty where it cannot be estimated."""
+    """Estimated epoch of a framework beside the plan's, or why there is none and what to do."""
     how_long: str = ""
     """Seconds of the whole training; empty where the request did not say how many epochs."""
 
@@ -217,7 +219,14 @@ def explain(plan: Plan, today: str | None = None) -> Explanation:
         SettingsError: there is no such system, or it cannot do what the plan does.
     """
     prediction, runners = plan.prediction, load_runners_up(plan.plan_id)
-    beside = today_of(plan, runners, today)
+    beside = None
+    try:
+        beside = today_of(plan, runners, today)
+        today_line = today_words(plan, beside)
+    except InputError as error:
+        if today is not None:
+            raise
+        today_line = str(error)
     return Explanation(
         plan_id=plan.plan_id,
         summary=_summary(plan),
@@ -226,7 +235,7 @@ def explain(plan: Plan, today: str | None = None) -> Explanation:
             what_fills_memory=name_largest(plan),
             what_is_faster=_what_is_faster(plan),
             what_it_gains=_what_it_gains(plan, runners),
-            what_you_run_today="" if beside is None else today_words(plan, beside),
+            what_you_run_today=today_line,
             how_long=_how_long(plan),
         ),
         today=beside,
@@ -273,9 +282,6 @@ def _how_long(plan: Plan) -> str:
         f"{seconds_text(seconds)} for {counted(plan.epochs, 'epoch')} and the start-up ({word}, "
         "without validation)"
     )
-
-
-ELSEWHERE = "not known here, since it was planned elsewhere or the cache was emptied; plan again"
 
 
 def _why_so_many(plan: Plan, runners: RunnersUp) -> str:
@@ -422,20 +428,28 @@ def render(explanation: Explanation) -> str:
             f"({seconds_text(e.step_low)} to {seconds_text(e.step_high)}, 90%), "
             f"epoch {seconds_text(e.epoch_seconds)} in {counted(e.steps_per_epoch, 'step')}, "
             f"start-up {seconds_text(e.startup_seconds)}",
-            f"bound by {e.bottleneck}; statistics {e.statistics_class}; "
-            f"within {e.gap:.1%} of the bound {seconds_text(e.lower_bound)} ({e.status})",
+            f"{PACE.get(e.bottleneck, e.bottleneck)} sets the pace; training statistics are "
+            f"{e.statistics_class}",
+            gap_words(e.gap, e.lower_bound, e.status),
         ],
         ["asked first", *_answer_lines(e)],
         ["stage               seconds   share", *map(_stage_line, e.stages)],
         ["memory", *memory_lines(e.memory), *([f"  {e.evaluation}"] if e.evaluation else [])],
         ["where rows are read", *map(_residence_line, e.residence)],
         ["runner-up", *_runner_lines(e)],
-        ["one more would save, per step", *_price_lines(e.shadow_prices)],
+        ["more of a memory or a link would save, per step", *_price_lines(e.shadow_prices)],
         ["where the numbers come from", *(f"  {r.stage}: {r.provenance}" for r in e.stages)],
     ]
     if e.details:
         sections.insert(1, [e.details_title, *e.details])
     return "\n\n".join("\n".join(lines) for lines in sections) + "\n"
+
+
+def gap_words(gap: float, lower_bound: float, status: str) -> str:
+    """Say how much faster than a plan anything that was priced can be, and what was."""
+    most = f"more than {gap:.1%} faster, {seconds_text(lower_bound)} a step"
+    known = f"nothing that was priced is {'faster' if gap <= 1e-9 else most}"
+    return f"as far as the model sees, {known}: {status.split(': ', 1)[-1]}"
 
 
 def _stage_line(row: StageRow) -> str:
@@ -459,7 +473,7 @@ def _answer_lines(e: Explanation) -> list[str]:
         f"  what fills the memory: {e.answers.what_fills_memory}",
         f"  what would be faster: {e.answers.what_is_faster}",
         f"  what it gains: {e.answers.what_it_gains}",
-        *([f"  what you run today: {today}"] if (today := e.answers.what_you_run_today) else []),
+        f"  what you run today: {e.answers.what_you_run_today}",
         *([f"  how long the training is: {e.answers.how_long}"] if e.answers.how_long else []),
     ]
 

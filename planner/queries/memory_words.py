@@ -61,11 +61,12 @@ def evaluation_words(plan: Plan) -> str:
         size = 4 * plan.graph.num_nodes * plan.workload.hidden
         number = min(TABLES, plan.workload.num_layers - 1)
         which = "a layer's output" if number == 1 else "two layers' outputs"
-        words.append(f"{which} of {size_text(size)} {_place(plan, room, size)}")
-    words.append(f"ids of {ids} on the host")
+        verb = "lies" if number == 1 else "lie"
+        words.append(f"{which} of {size_text(size)} {verb} {_place(plan, room, size)}")
+    words.append(f"ids of {ids} lie on the host")
     if room.missing_bytes:
         words[-1] += f", which leaves {size_text(room.missing_bytes)} too little"
-    return ", ".join(words)
+    return "; ".join(words)
 
 
 def _way(plan: Plan, fanouts: list[int] | None) -> str:

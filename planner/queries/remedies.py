@@ -234,19 +234,22 @@ HIT_SHARES = (0.001, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0)
 
 
 def count_for_today(search: Search, chosen: PlacedCandidate) -> TodayCounts | None:
-    """Count what a framework of today would do on the plan's GPUs, or in one process on cores.
+    """Count what a framework of today would do on the plan's GPUs, or on cores.
 
-    None where batches of that size were not profiled.
+    There in one process, and in as many as the plan's ranks where whole batches were not profiled.
+    None where such batches were not either.
     """
     request, gpus = search.request, len(chosen.candidate.gpus)
-    ranks, batch_size = gpus or 1, request.workload.batch_size
+    batch_size, known = request.workload.batch_size, request.profile.timing
+    ranks, hosts = gpus or 1, chosen.candidate.hosts if gpus else 1
+    if timing_key(seeds_per_rank(batch_size, ranks), hosts=hosts) not in known:
+        ranks, hosts = chosen.candidate.num_ranks, chosen.candidate.hosts
     seeds = seeds_per_rank(batch_size, ranks)
-    hosts = chosen.candidate.hosts if gpus else 1
-    timing, hotness = request.profile.timing.get(timing_key(seeds, hosts=hosts)), search.hotness
+    timing, hotness = known.get(timing_key(seeds, hosts=hosts)), search.hotness
     if timing is None or seeds not in hotness:
         return None
     batch, graph = request.profile.batch(seeds), request.graph
-    threads = 1 if gpus else max(1, request.machine.num_cores // 2)
+    threads = 1 if gpus else max(1, request.machine.num_cores // (2 * ranks))
     vertices = [v.mean for v in batch.vertices]
     p = np.sort(hotness[seeds].features)[::-1].astype(np.float64)
     found = np.cumsum(p)[[max(0, round(share * p.size) - 1) for share in HIT_SHARES]]
@@ -260,8 +263,10 @@ def count_for_today(search: Search, chosen: PlacedCandidate) -> TodayCounts | No
             compute_seconds=timing.compute_seconds(ranks=ranks // hosts, threads=threads)
             + timing.optimizer.at(ranks=ranks // hosts, threads=threads),
             gradient_bytes=gradient_bytes(timing.num_parameters),
+            reduce_seconds=chosen.prediction.stages.get("all_reduce", 0.0),
         ),
         gpus=gpus,
+        processes=ranks,
         num_nodes=graph.num_nodes,
         list_bytes=topology_bytes(graph),
         hit_shares=list(HIT_SHARES),

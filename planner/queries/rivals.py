@@ -1,7 +1,7 @@
 """Hold a plan against its rivals: what its search priced beside it, and what a user runs today.
 
 Both are kept beside the plan's request, in the cache: plan folders stay the same to the byte. What
-is run today is estimated by `cost.systems`, on the plan's GPUs or, in one process, on its cores.
+is run today is estimated by `cost.systems`, on the plan's GPUs or on its cores.
 """
 
 from contextlib import suppress
@@ -26,7 +26,6 @@ from gnnplan.planner.machine.model import MachineModel
 from gnnplan.planner.profile.cache import load_record
 from gnnplan.planner.units import counted, seconds_text
 from gnnplan.runtime import codec
-from gnnplan.runtime.errors import InputError
 from gnnplan.runtime.plan.schema import Alternative, Plan
 
 ALIKE = 0.01
@@ -43,7 +42,7 @@ class TodayCounts:
 
     work: EpochWork
     gpus: int
-    """GPUs of the plan; 0: one process on the cores."""
+    """GPUs of the plan; 0: processes on the cores."""
     num_nodes: int
     list_bytes: float
     """Bytes of all adjacency lists."""
@@ -53,6 +52,8 @@ class TodayCounts:
     """Shares of a batch's input rows among those nodes."""
     whole: bool = False
     """Whether an epoch is one step over the whole graph."""
+    processes: int = 1
+    """Training processes: one for each GPU, or on the cores."""
 
     @property
     def feature_bytes(self) -> int:
@@ -105,7 +106,7 @@ class SystemToday:
     system: str
     title: str
     gpus: int
-    """Number of GPUs that it trains on; 0: one process on the cores."""
+    """Number of GPUs that it trains on; 0: processes on the cores."""
     workers: int
     """Loader processes of each of its training processes; 0 where it has none."""
     hit_rate: float
@@ -116,6 +117,8 @@ class SystemToday:
     """Ratio of its epoch's seconds to the plan's."""
     source: str
     """Source of the figure for its software's overhead."""
+    processes: int = 1
+    """Number of its training processes."""
 
 
 def read_today(text: str) -> tuple[System, int | None]:
@@ -145,17 +148,18 @@ def estimate_today(
 ) -> SystemToday:
     """Estimate the epoch of a system on a plan's GPUs, or on its machine's cores.
 
-    Without a number, workers take half of the cores. A cache holds the hottest rows, as many as
+    Without a number, workers take half of the cores, and none where processes take them all. A
+    cache holds the hottest rows, as many as
     half of a GPU's memory holds beside lists that are there.
 
     Raises:
         SettingsError: there is no such system, or it cannot train so on this machine.
     """
     system, workers = read_today(asked)
-    rates = system_rates(machine, counts.gpus, counts.work.row_bytes)
+    rates = system_rates(machine, counts.gpus, counts.work.row_bytes, processes=counts.processes)
     cached = _cached_share(system, counts, machine, rates)
     if workers is None:
-        workers = max(1, rates.cores // (2 * rates.gpus))
+        workers = max(int(counts.gpus > 0), rates.cores // (2 * rates.gpus))
     workers = workers if system.overlap == "workers" else 0
     hit = counts.hit_rate(cached)
     host = next(m.capacity_bytes for m in machine.memories if m.kind == "host")
@@ -173,6 +177,7 @@ def estimate_today(
         system=system.name,
         title=system.title,
         gpus=counts.gpus,
+        processes=rates.gpus,
         workers=workers,
         hit_rate=hit,
         epoch_seconds=found.epoch_seconds,
@@ -212,32 +217,46 @@ def _cached_share(
     return min(1.0, room / counts.feature_bytes)
 
 
-def today_of(plan: Plan, runners: RunnersUp, asked: str | None) -> SystemToday | None:
-    """Estimate what the user runs; unless asked, None where counts or the machine are not here."""
+ELSEWHERE = "not known here, since it was planned elsewhere or the cache was emptied; plan again"
+
+
+def today_of(plan: Plan, runners: RunnersUp, asked: str | None) -> SystemToday:
+    """Estimate what the user runs; None for the usual system of plans of its kind.
+
+    Raises:
+        SettingsError: there is no such system, it cannot do what the plan does, or its counts are
+            not known.
+        PlanError: the plan's machine is not known here.
+    """
     if asked is not None:
         read_today(asked)
-    try:
-        if runners.today is None:
-            raise SettingsError(f"--today: expected a plan with its counts, {NO_COUNTS}")
-        machine, epoch = load_record(plan).machine, plan.prediction.epoch_seconds.value
-        usual = DEFAULT_WHOLE if runners.today.whole else DEFAULT_SYSTEM
-        return estimate_today(runners.today, machine, asked or usual, epoch)
-    except InputError:
-        if asked is not None:
-            raise
-        return None
+    if runners.today is None:
+        raise SettingsError(f"not estimated: {_why_no_counts(plan, runners)}")
+    machine, epoch = load_record(plan).machine, plan.prediction.epoch_seconds.value
+    usual = DEFAULT_WHOLE if runners.today.whole else DEFAULT_SYSTEM
+    return estimate_today(runners.today, machine, asked or usual, epoch)
 
 
-NO_COUNTS = (
-    "found none: it trains a whole graph on cores, was planned elsewhere or for several ranks "
-    "alone (--devices), or the cache was emptied"
-)
+def _why_no_counts(plan: Plan, runners: RunnersUp) -> str:
+    """Say why nothing was counted for another system, and what to do about it."""
+    if not runners.by_ranks:
+        return ELSEWHERE
+    if plan.strategy.mode == "full-graph":
+        return "of whole graphs only systems on GPUs are known; for cores time your own epoch"
+    if plan.strategy.batching == "cooperative":
+        return (
+            "the ranks share each batch, and batches of one rank alone were not profiled; plan "
+            "with --batching independent"
+        )
+    return "batches of its size were not profiled; plan again without --devices"
 
 
 def today_words(plan: Plan, found: SystemToday) -> str:
     """Say how long an epoch of a system is estimated to take, and what the plan makes of it."""
-    each = " a GPU" if found.gpus > 1 else ""
+    each = " a GPU" if found.gpus > 1 else " each" if found.processes > 1 else ""
     workers = f" on {counted(found.workers, 'worker')}{each}" if found.workers else ""
+    if found.processes > 1 and not found.gpus:
+        workers = f" in {found.processes} processes{workers}"
     cached = f", {found.hit_rate:.0%} of its rows cached" if found.hit_rate > 0 else ""
     gain = f"{found.times:.1f} times faster"
     if found.times < 1 + ALIKE:

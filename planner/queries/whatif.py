@@ -1,7 +1,8 @@
-"""Price a plan's request otherwise: `gnnplan whatif`.
+"""Price a plan's request otherwise: `gnnplan whatif`, and `why-not` with settings.
 
-The request is priced again on its cached profile: with changed settings, links or memories; or for
-the fewest devices and the least memory that keep an epoch within a target. Nothing is measured.
+The request is priced again with changed settings, links or memories: on its own profile, on another
+cached one, or on batches drawn for GPUs that are elsewhere. Or the fewest devices and the least
+memory are sought that keep an epoch within a target. Nothing is timed.
 """
 
 import re
@@ -12,24 +13,35 @@ from gnnplan.planner.assemble import candidate_of
 from gnnplan.planner.candidate import Candidate
 from gnnplan.planner.cost.link_use import link_of
 from gnnplan.planner.cost.memory import host_memory, size_text
+from gnnplan.planner.cost.request import seeds_per_rank
 from gnnplan.planner.errors import PlanDoesNotFit, SettingsError
+from gnnplan.planner.fullgraph.candidate import describe_whole_graph
 from gnnplan.planner.machine.model import Link, MachineModel
-from gnnplan.planner.pipeline import search_for
+from gnnplan.planner.pipeline import graph_ref, joined_candidates, search_for, searches_for
+from gnnplan.planner.probe.presets import on_hosts
 from gnnplan.planner.profile.cache import PlanRecord, load_record
 from gnnplan.planner.queries.calibrate import calibrate_search
 from gnnplan.planner.queries.simulate import open_plan_graph
-from gnnplan.planner.search.choose import PlacedCandidate, choose
-from gnnplan.planner.search.dimensions.ranks import LINK_TABLES, faster, faster_link
+from gnnplan.planner.request import check_graph, no_estimate, read_changes
+from gnnplan.planner.search.choose import PlacedCandidate, PricedCandidate, choose
+from gnnplan.planner.search.dimensions.ranks import (
+    LINK_TABLES,
+    faster,
+    faster_link,
+    machine_of_ranks,
+    plans_gpus,
+)
 from gnnplan.planner.search.dimensions.registry import name_of
-from gnnplan.planner.search.search import Search
+from gnnplan.planner.search.samplers import with_samplers
+from gnnplan.planner.search.search import Search, SearchResult, best_over_samplers
 from gnnplan.planner.settings import PlanSettings
-from gnnplan.planner.units import parse_bytes, seconds_text
+from gnnplan.planner.units import counted, scale_number, seconds_text
 from gnnplan.runtime.errors import did_you_mean
+from gnnplan.runtime.graph.dataset import Graph
 from gnnplan.runtime.plan.schema import Interval, MemoryUse, Plan, Prediction
 
 TABLES_OF_KIND = {"host": "memory", "disk": "disk", "all_reduce": "exchange"}
 """Group of measured tables that a link shortens, by its kind of traffic (`link_of`)."""
-SETTINGS = ("devices", "device_memory", "host_memory", "policy")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,42 +74,193 @@ class WhatIf:
     speedup: float
     """Step seconds before over after; 0 where nothing fits."""
     provenance: str
+    caution: str = ""
+    """Reason why seconds do not decide between the two; empty where they do."""
 
 
 def reopen(plan: Plan, changes: Sequence[str] = ()) -> Search:
-    """Return the planner's search of a plan, from its record and the cached profile.
+    """Return the planner's search of a plan, from its record and a cached profile.
 
     `changes` are KEY=VALUE each, as in `--set`.
+
+    Raises:
+        SettingsError: as `search_with`, or the changes ask for several samplers.
     """
     record = load_record(plan)
-    graph = open_plan_graph(plan)
-    search = search_for(graph, record.settings, record.machine, measure=False)
-    changed = apply_changes(PlanRecord(settings=search.settings, machine=record.machine), changes)
-    settings = changed.settings
+    found = search_with(open_plan_graph(plan), record, apply_changes(record, changes))
+    if len(found) != 1:
+        raise SettingsError(
+            f"--set sampler: expected one sampler to search under, found {len(found)}"
+        )
+    return found[0]
+
+
+def search_with(graph: Graph, record: PlanRecord, changed: PlanRecord) -> list[Search]:
+    """Return a search for each sampler of a plan's request with changes; nothing is timed.
+
+    The plan's own profile is taken where it holds what is asked for. Else one is taken from the
+    cache, or drawn for GPUs that are elsewhere.
+
+    Raises:
+        SettingsError: bad settings, or the profile is not there and would have to be timed.
+    """
+    settings = with_samplers(graph, changed.settings)
+    machine, shown = (
+        machine_of_ranks(on_hosts(each.machine, settings.hosts), settings)
+        for each in (record, changed)
+    )
+    measure = not settings.quick and plans_gpus(machine)
+    if measure:
+        from gnnplan.planner.profile.profile import is_timed  # on use: with torch
+
+        measure = not is_timed(graph, settings, machine)  # batches are drawn alone
+    own = _search_own_profile(graph, record, settings, measure=measure)
+    if own is None:
+        found = searches_for(graph, settings.by_sampler(), machine, measure=measure)
+    else:
+        found = [own]
+    return [
+        calibrate_search(
+            replace(each, request=replace(each.request, machine=shown)), record.factors
+        )
+        for each in found
+    ]
+
+
+PROFILED_APART = ("devices", "device_memory_bytes", "host_memory_bytes", "policy")
+"""Settings by which a profile is not made otherwise, but for the numbers of ranks that it holds."""
+
+
+def _search_own_profile(
+    graph: Graph, record: PlanRecord, settings: PlanSettings, *, measure: bool
+) -> Search | None:
+    """Return a search with other settings on the plan's own profile; None where it lacks some."""
+    kept = {name: getattr(record.settings, name) for name in PROFILED_APART}
+    if replace(settings, **kept) != with_samplers(graph, record.settings):
+        return None
+    search = search_for(graph, record.settings, record.machine, measure=measure)
+    tried = joined_candidates(settings, search.request.machine, ("none",), task=str(graph.task))
+    batch_size = settings.workload.batch_size
+    if any(seeds_per_rank(batch_size, c.num_ranks) not in search.hotness for c in tried):
+        return None
     budgets = replace(
         search.request.budgets,
         device_bytes=settings.device_memory_bytes,
         host_bytes=settings.host_memory_bytes,
     )
-    request = replace(search.request, machine=changed.machine, budgets=budgets)
-    return calibrate_search(replace(search, request=request, settings=settings), record.factors)
+    settings = replace(search.settings, **{name: getattr(settings, name) for name in kept})
+    return replace(search, request=replace(search.request, budgets=budgets), settings=settings)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BestPlan:
+    """Fastest plan of a request, which is not written."""
+
+    chosen: PricedCandidate
+    name: str
+    left_out: list[str]
+    """Dimensions that were not tried, each with the reason."""
+
+    @property
+    def outcome(self) -> Outcome:
+        """Return what is shown of it."""
+        return outcome_of(self.name, self.chosen.candidate, self.chosen.prediction)
+
+
+def find_best(graph: Graph, record: PlanRecord, changed: PlanRecord) -> BestPlan:
+    """Return the fastest plan of a plan's request with changes; nothing is timed.
+
+    Raises:
+        PlanDoesNotFit: none fits.
+        SettingsError: as `search_with`; or what is asked for cannot be, or not without timing it.
+        InputError: the dataset or its model cannot be used.
+    """
+    settings = changed.settings
+    if settings.quick and (unknown := no_estimate(graph, with_samplers(graph, settings))):
+        raise SettingsError(
+            "expected what can be priced before anything is measured, as this plan was, found "
+            f"{unknown}; plan it without --quick to have seconds"
+        )
+    check_graph(graph, settings)
+    if settings.mode == "full-graph":
+        return _find_best_whole(graph, changed)
+    found = best_over_samplers(
+        search_with(graph, record, changed),
+        lambda search, priced: choose(priced, search.request.machine.noise),
+    ).best
+    left_out = list_left_out(found.explored)
+    return BestPlan(chosen=found.chosen, name=found.chosen.name, left_out=left_out)
+
+
+def list_left_out(explored: SearchResult) -> list[str]:
+    """List the dimensions that a search did not try, each with the reason."""
+    return [f"{each.name}: {each.why}" for each in (*explored.refused, *explored.left_out)]
+
+
+def _find_best_whole(graph: Graph, changed: PlanRecord) -> BestPlan:
+    from gnnplan.planner.fullgraph.plan import plan_full_graph  # on use: few questions need it
+
+    settings = changed.settings
+    machine = machine_of_ranks(on_hosts(changed.machine, settings.hosts), settings)
+    if not plans_gpus(machine):
+        raise SettingsError(
+            "expected what needs no timing, found mode full-graph, whose parts would be timed on "
+            "these cores; plan it to have seconds"
+        )
+    made = plan_full_graph(graph, graph_ref(graph), settings, machine, None, calibrate=False)[0]
+    return BestPlan(chosen=priced_as(made, settings), name=name_plan(made, settings), left_out=[])
+
+
+def priced_as(plan: Plan, settings: PlanSettings) -> PricedCandidate:
+    """Return the candidate that a plan of these settings was made from, with its prediction."""
+    whole = plan.strategy.mode == "full-graph"
+    candidate = plan.strategy if whole else candidate_of(plan, settings)
+    return PricedCandidate(candidate=candidate, prediction=plan.prediction)
+
+
+def name_plan(plan: Plan, settings: PlanSettings) -> str:
+    """Return the words for what a plan chose."""
+    if plan.strategy.mode == "full-graph":
+        return describe_whole_graph(plan.strategy)
+    return name_of(candidate_of(plan, settings))
+
+
+def outcome_of_plan(plan: Plan, settings: PlanSettings) -> Outcome:
+    """Return what is shown of a plan as it is."""
+    return outcome_of(
+        name_plan(plan, settings), priced_as(plan, settings).candidate, plan.prediction
+    )
+
+
+def caution_of(other: PricedCandidate, chosen: PricedCandidate) -> str:
+    """Say why seconds do not decide between plans that train differently; empty where they do."""
+    new, old = other.prediction, chosen.prediction
+    if other.candidate.mode == chosen.candidate.mode and new.steps_per_epoch == old.steps_per_epoch:
+        return ""
+    return (
+        f"it trains differently: an epoch takes {seconds_text(new.epoch_seconds.value)} in "
+        f"{counted(new.steps_per_epoch, 'update')}, not {seconds_text(old.epoch_seconds.value)} in "
+        f"{old.steps_per_epoch}; seconds do not say which reaches a score sooner: train both, as "
+        "gnnplan tune --to-accuracy does"
+    )
 
 
 def whatif(plan: Plan, changes: Sequence[str]) -> WhatIf:
     """Price a plan's request with some things changed.
 
     Raises:
-        SettingsError: as `reopen`.
-        PlanError: as `reopen`.
+        SettingsError: as `find_best`, or a change that cannot be.
+        PlanError: the dataset has moved or is another one.
     """
-    search = reopen(plan, changes)
-    after, refusal = None, ""
+    record = load_record(plan)
+    changed, graph = apply_changes(record, changes), open_plan_graph(plan)
+    after, refusal, caution = None, "", ""
     try:
-        after = make_outcome(best_of(search))
+        best = find_best(graph, record, changed)
+        after, caution = best.outcome, caution_of(best.chosen, priced_as(plan, record.settings))
     except PlanDoesNotFit as error:
         refusal = str(error)
-    candidate = candidate_of(plan, load_record(plan).settings)
-    before = outcome_of(name_of(candidate), candidate, plan.prediction)
+    before = outcome_of_plan(plan, record.settings)
     return WhatIf(
         plan_id=plan.plan_id,
         changes=list(changes),
@@ -105,18 +268,9 @@ def whatif(plan: Plan, changes: Sequence[str]) -> WhatIf:
         after=after,
         refusal=refusal,
         speedup=0.0 if after is None else before.step_seconds.value / after.step_seconds.value,
+        caution=caution,
         provenance="derived: priced again from the cached profile; nothing was measured",
     )
-
-
-def best_of(search: Search) -> PlacedCandidate:
-    """Return the candidate that a search would choose.
-
-    Raises:
-        PlanDoesNotFit: none fits.
-        SettingsError: it needs a profile that was not made.
-    """
-    return choose(search.run(), search.request.machine.noise)
 
 
 def make_outcome(priced: PlacedCandidate) -> Outcome:
@@ -141,45 +295,21 @@ def outcome_of(name: str, candidate: Candidate, prediction: Prediction) -> Outco
 
 
 def apply_changes(record: PlanRecord, changes: Sequence[str]) -> PlanRecord:
-    """Return the request with each KEY=VALUE applied.
+    """Return the request with each KEY=VALUE applied: of links, of memories, or a setting.
 
     Raises:
         SettingsError: an unknown key, name or value.
     """
-    machine, settings = record.machine, record.settings
+    machine, of_settings = record.machine, list[str]()
     for change in changes:
-        key, equals, value = change.partition("=")
-        key, value = key.strip(), value.strip()
-        if not equals or not value:
-            raise SettingsError(f"--set: expected KEY=VALUE, found {change!r}")
-        if match := re.fullmatch(r"link\.(.+)\.(bandwidth|latency)", key):
+        key, _, value = (part.strip() for part in change.partition("="))
+        if value and (match := re.fullmatch(r"link\.(.+)\.(bandwidth|latency)", key)):
             machine = _with_link(machine, match[1], match[2], value)
-        elif match := re.fullmatch(r"memory\.(.+)\.capacity", key):
+        elif value and (match := re.fullmatch(r"memory\.(.+)\.capacity", key)):
             machine = _with_memory(machine, match[1], value)
-        elif key in SETTINGS:
-            settings = _with_setting(settings, key, value)
         else:
-            raise SettingsError(
-                "--set: expected link.NAME.bandwidth, link.NAME.latency, memory.NAME.capacity, "
-                f"{', '.join(SETTINGS)}, found {key!r}{did_you_mean(key, SETTINGS)}; what "
-                "changes the workload needs a new plan"
-            )
-    return replace(record, machine=machine, settings=settings)
-
-
-def _scaled(value: str, old: float, key: str, *, size: bool) -> float:
-    """Read a new number from xF (a factor of the old one) or from a plain number or size."""
-    try:
-        if value.startswith("x"):
-            found = old * float(value[1:])
-        else:
-            found = float(parse_bytes(value, f"--set {key}") or 0) if size else float(value)
-    except ValueError:
-        found = float("nan")
-    if not 0 < found < float("inf"):
-        what = "a size such as 16GiB" if size else "a number"
-        raise SettingsError(f"--set {key}: expected {what} or a factor such as x2, found {value!r}")
-    return found
+            of_settings.append(change)
+    return replace(record, machine=machine, settings=read_changes(record.settings, of_settings))
 
 
 def _with_link(machine: MachineModel, name: str, what: str, value: str) -> MachineModel:
@@ -194,11 +324,11 @@ def _with_link(machine: MachineModel, name: str, what: str, value: str) -> Machi
     key, rated, changed = f"link.{name}.{what}", machine, dict[str, Link]()
     for link in links:
         if what == "latency":
-            new = _scaled(value, link.latency_seconds, key, size=False)
+            new = scale_number(value, link.latency_seconds, key, size=False)
             changed[link.name] = replace(link, latency_seconds=new)
             continue
         old = link.bandwidth_bytes_per_second
-        factor = _scaled(value, old, key, size=True) / old
+        factor = scale_number(value, old, key, size=True) / old
         changed[link.name] = faster_link(link, factor)
         for kind, group in TABLES_OF_KIND.items():
             if link_of(machine, kind) == link.name:
@@ -214,27 +344,9 @@ def _with_memory(machine: MachineModel, name: str, value: str) -> MachineModel:
             f"{did_you_mean(name, known)}"
         )
     old = float(machine.memory(name).capacity_bytes)
-    new = round(_scaled(value, old, f"memory.{name}.capacity", size=True))
+    new = round(scale_number(value, old, f"memory.{name}.capacity", size=True))
     memories = [replace(m, capacity_bytes=new) if m.name == name else m for m in machine.memories]
     return replace(machine, memories=memories)
-
-
-def _with_setting(settings: PlanSettings, key: str, value: str) -> PlanSettings:
-    if key == "policy":
-        return replace(settings, policy=value)
-    if key == "devices":
-        if value != "auto" and not value.isdigit():
-            raise SettingsError(f"--set devices: expected a number or auto, found {value!r}")
-        return replace(settings, devices=None if value == "auto" else int(value))
-    old = getattr(settings, f"{key}_bytes")
-    if value.startswith("x") and old is None:
-        raise SettingsError(
-            f"--set {key}: expected a size (the plan had no limit), found {value!r}"
-        )
-    new = round(_scaled(value, float(old or 0), key, size=True))
-    if key == "device_memory":
-        return replace(settings, device_memory_bytes=new)
-    return replace(settings, host_memory_bytes=new)
 
 
 def render_whatif(found: WhatIf) -> str:
@@ -250,6 +362,7 @@ def render_whatif(found: WhatIf) -> str:
         f"{seconds_text(after.epoch_seconds.value)}",
         f"  plan   {before.name} -> {after.name}",
         f"  bound by {before.bottleneck} -> {after.bottleneck}",
+        *([f"  {found.caution}"] if found.caution else []),
     ]
     for stage in sorted(set(before.stages) | set(after.stages)):
         old, new = before.stages.get(stage, 0.0), after.stages.get(stage, 0.0)

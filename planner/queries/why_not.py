@@ -1,25 +1,28 @@
 """Say why a plan is not another one: `gnnplan why-not`.
 
-Another placement policy is priced from the cached profile. Any other setting of a plan is searched
-with anew; batches that nobody has drawn for it are drawn, for GPUs that are elsewhere. Nothing is
-timed: what would have to be is the answer.
+Another placement policy is priced from the cached profile. Any other setting of a plan, or of its
+machine, is searched with anew, as by `whatif`. Nothing is timed: what would have to be is the
+answer.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from gnnplan.planner.assemble import candidate_of
 from gnnplan.planner.errors import MachineError, PlanDoesNotFit, SettingsError
-from gnnplan.planner.fullgraph.candidate import describe_whole_graph
-from gnnplan.planner.pipeline import graph_ref, searches_for
-from gnnplan.planner.probe.presets import on_hosts
-from gnnplan.planner.profile.cache import PlanRecord, load_record
-from gnnplan.planner.profile.profile import is_timed
-from gnnplan.planner.queries.calibrate import calibrate_search
+from gnnplan.planner.profile.cache import load_record
 from gnnplan.planner.queries.explain import PLACES
 from gnnplan.planner.queries.simulate import open_plan_graph
-from gnnplan.planner.queries.whatif import Outcome, make_outcome, outcome_of, reopen
-from gnnplan.planner.request import check_graph, no_estimate, read_changes
+from gnnplan.planner.queries.whatif import (
+    Outcome,
+    apply_changes,
+    caution_of,
+    find_best,
+    list_left_out,
+    make_outcome,
+    outcome_of_plan,
+    priced_as,
+    reopen,
+)
 from gnnplan.planner.search.choose import (
     PlacedCandidate,
     PricedCandidate,
@@ -27,14 +30,8 @@ from gnnplan.planner.search.choose import (
     find_slower_stage,
     why_it_lost,
 )
-from gnnplan.planner.search.dimensions.ranks import machine_of_ranks, plans_gpus
-from gnnplan.planner.search.dimensions.registry import name_of
-from gnnplan.planner.search.samplers import with_samplers
-from gnnplan.planner.search.search import SearchResult, best_over_samplers
-from gnnplan.planner.settings import PlanSettings
 from gnnplan.planner.units import in_order, seconds_text
 from gnnplan.runtime.errors import InputError
-from gnnplan.runtime.graph.dataset import Graph
 from gnnplan.runtime.plan.schema import Plan
 
 
@@ -97,7 +94,7 @@ def why_not(plan: Plan, policy: str = "", changes: Sequence[str] = ()) -> WhyNot
         why="it is the plan's own policy" if same else why_it_lost(here, chosen),
         stage_seconds=_added(stages, theirs),
         provenance="derived: both priced by the same model from the cached profile",
-        not_tried=_omitted(explored),
+        not_tried=list_left_out(explored),
     )
 
 
@@ -105,23 +102,15 @@ def _added(ours: Mapping[str, float], theirs: Mapping[str, float]) -> dict[str, 
     return {n: theirs.get(n, 0.0) - ours.get(n, 0.0) for n in sorted({*ours, *theirs})}
 
 
-def _omitted(explored: SearchResult) -> list[str]:
-    return [f"{each.name}: {each.why}" for each in (*explored.refused, *explored.left_out)]
-
-
 def _with_settings(plan: Plan, policy: str, asked: Sequence[str]) -> WhyNot:
     """Search again with other settings, and compare what is best then with the plan."""
     record = load_record(plan)
-    settings = read_changes(record.settings, asked)
-    candidate = candidate_of(plan, record.settings)
-    whole = plan.strategy.mode == "full-graph"
-    name = describe_whole_graph(plan.strategy) if whole else name_of(candidate)
-    chosen = PricedCandidate(candidate=candidate, prediction=plan.prediction)
+    changed = apply_changes(record, asked)
     found = WhyNot(
         plan_id=plan.plan_id,
         policy=policy,
         settings=list(asked),
-        chosen=outcome_of(name, candidate, plan.prediction),
+        chosen=outcome_of_plan(plan, record.settings),
         same_shape=None,
         best=None,
         why="",
@@ -130,54 +119,22 @@ def _with_settings(plan: Plan, policy: str, asked: Sequence[str]) -> WhyNot:
     )
     graph = open_plan_graph(plan)
     try:
-        best, name, not_tried = _best_with(graph, settings, record)
+        best = find_best(graph, record, changed)
     except (InputError, SettingsError, PlanDoesNotFit, MachineError) as error:
         return replace(found, why=str(error))
     return replace(
         found,
-        best=outcome_of(name, best.candidate, best.prediction),
-        why=_compare(best, chosen, record.machine.noise),
-        stage_seconds=_added(plan.prediction.stages, best.prediction.stages),
-        not_tried=not_tried,
+        best=best.outcome,
+        why=_compare(best.chosen, priced_as(plan, record.settings), record.machine.noise),
+        stage_seconds=_added(plan.prediction.stages, best.chosen.prediction.stages),
+        not_tried=best.left_out,
     )
-
-
-def _best_with(
-    graph: Graph, settings: PlanSettings, record: PlanRecord
-) -> tuple[PricedCandidate, str, list[str]]:
-    """Return the best plan of a request, its name, and what was left out."""
-    machine = machine_of_ranks(on_hosts(record.machine, settings.hosts), settings)
-    if settings.quick and (unknown := no_estimate(graph, with_samplers(graph, settings))):
-        raise SettingsError(
-            "expected what can be priced before anything is measured, as this plan was, found "
-            f"{unknown}; plan it without --quick to have seconds"
-        )
-    check_graph(graph, settings)
-    if settings.mode == "full-graph":
-        from gnnplan.planner.fullgraph.plan import plan_full_graph
-
-        if not plans_gpus(machine):
-            raise SettingsError("its parts would be timed on these cores; plan it to have seconds")
-        made = plan_full_graph(graph, graph_ref(graph), settings, machine, None, calibrate=False)[0]
-        whole = PricedCandidate(candidate=made.strategy, prediction=made.prediction)
-        return whole, describe_whole_graph(made.strategy), []
-    settings = with_samplers(graph, settings)
-    measure = plans_gpus(machine) and not is_timed(graph, settings, machine)  # draws, times nothing
-    searches = searches_for(graph, settings.by_sampler(), machine, measure=measure)
-    found = best_over_samplers(
-        [calibrate_search(each, record.factors) for each in searches],
-        lambda search, priced: choose(priced, search.request.machine.noise),
-    ).best
-    return found.chosen, found.chosen.name, _omitted(found.explored)
 
 
 def _compare(other: PricedCandidate, chosen: PricedCandidate, noise: float) -> str:
     """Say in one sentence how another plan's seconds stand to the plan's."""
-    if other.candidate.mode != chosen.candidate.mode:
-        return (
-            "it trains differently, with another number of updates an epoch: seconds do not say "
-            "which reaches a score sooner; train both, as gnnplan tune --to-accuracy does"
-        )
+    if caution := caution_of(other, chosen):
+        return caution
     gain = 1 - other.seconds / chosen.seconds
     if abs(gain) < 5e-4:
         return "as fast"

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 
 from gnnplan.planner.cost.memory import size_text
-from gnnplan.planner.queries.explain import PLACES
+from gnnplan.planner.queries.explain import PLACES, gap_words
 from gnnplan.planner.units import seconds_text
 from gnnplan.runtime.plan.schema import Certificate, Plan
 from gnnplan.runtime.stages import Stage
@@ -131,14 +131,5 @@ def common_beginning(names: list[str]) -> str:
 
 def certificate_sentence(certificate: Certificate) -> str:
     """Say how good the plan is known to be, within its model."""
-    objective, bound = time_text(certificate.objective), time_text(certificate.lower_bound)
-    known = (
-        "As far as the model sees, nothing that was priced is faster"
-        if certificate.gap <= 1e-9
-        else "As far as the model sees, nothing that was priced is more than "
-        f"{share_text(certificate.gap)} faster"
-    )
-    return (
-        f"{known}: {objective} predicted per step against a bound of {bound} "
-        f"({certificate.solver}; {certificate.status})."
-    )
+    words = gap_words(certificate.gap, certificate.lower_bound, certificate.status)
+    return f"{words[0].upper()}{words[1:]}."

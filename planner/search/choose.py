@@ -238,20 +238,22 @@ def certificate(
     objective = chosen.seconds
     bound = min(lower_bound, objective)
     gap = (objective - bound) / objective if objective > 0 else 0.0
-    tried = "fastest of those priced" if gap < 1e-9 else "feasible"
-    extent = "all candidates priced" if complete else "policies tried on the fastest candidates"
-    extent += (
-        "; below every candidate priced; for other placements of the rows of those with the user's "
-        "own sampler and no cache that fills itself an estimate, no proof"
+    extent = (
+        "with every placement policy" if complete else "the fastest with every placement policy"
+    )
+    status = f"{'fastest of those priced' if gap < 1e-9 else 'feasible'}: "
+    status += (
+        f"every candidate was priced, {extent}; how fast other placements of rows could be "
+        "is an estimate, no proof, which leaves out other samplers and caches that fill themselves"
     )
     if stride > 1:
-        extent += f", on one of every {stride} vertices by heat"
+        status += f"; one of every {stride} vertices by hotness stood for the others"
     return Certificate(
         objective=objective,
         lower_bound=bound,
         gap=gap,
         solver="enumeration with song-jiang placement",
-        status=f"{tried}: {extent}",
+        status=status,
     )
 
 

@@ -349,6 +349,19 @@ def commit_dataset(staging: Staging, **facts: Any) -> Graph:
     return open_graph(staging.target, validate=False)
 
 
+def check_features(graph: Graph) -> None:
+    """Refuse to train on a dataset that only declares the width of its features.
+
+    Raises:
+        DatasetError: it is one; the line says what to do.
+    """
+    if graph.topology_only:
+        raise DatasetError(
+            f"{graph.path}: expected features to train on, found none; import it with features, or "
+            "with --features dense --feature-dim for noise in their place"
+        )
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GraphTypes:
     """Types of a graph's edges and nodes, for models of typed graphs."""

@@ -49,6 +49,28 @@ class Finding:
         return f"warning: {self.array}: {self.text}"
 
 
+def name_lacking(*, num_train: int, feature_dim: int, num_classes: int, task: str) -> str:
+    """Say what a dataset lacks that every plan needs, and what to do; empty where it lacks nothing.
+
+    >>> name_lacking(num_train=0, feature_dim=1, num_classes=1, task="multiclass")
+    'expected training nodes, found none in train_idx; import it with a split'
+    """
+    if num_train == 0:
+        return "expected training nodes, found none in train_idx; import it with a split"
+    if feature_dim < 1:
+        return (
+            "expected features or a declared feature_dim, found neither; import it with features, "
+            "or with --feature-dim for noise in their place"
+        )
+    if num_classes < 1 and task != "link":
+        return (
+            f"expected at least one class of task {task}, found none; import it with labels, with "
+            "--task link for its edges to be learnt, or with --features none --feature-dim to plan "
+            "alone"
+        )
+    return ""
+
+
 def find_all(meta: GraphMeta, arrays: dict[str, NDArray[Any]]) -> list[Finding]:
     """Find all faults and oddities of arrays that pass `check_full`; faults come first."""
     found = [

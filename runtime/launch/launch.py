@@ -384,14 +384,18 @@ def check_startable(plan: Plan, place: Place, *, oversubscribe: bool = False) ->
 
 
 @contextmanager
-def alone_in(run_path: Path) -> Generator[None]:
-    """Make a run's folder and keep it for one training: another would take away its files."""
+def alone_in(run_path: Path, otherwise: str = "train in another folder") -> Generator[None]:
+    """Make a run's folder and keep it for one training: another would take away its files.
+
+    Raises:
+        InputError: another one has it; the line ends with what to do `otherwise`.
+    """
     _make_folder(run_path)
     with hold(run_path, patience_seconds=END_PATIENCE_SECONDS) as ours:
         if not ours:
             raise InputError(
                 f"{run_path}: expected no other training in this folder, found one that runs; "
-                "wait for its end or end it, or train in another folder"
+                f"wait for its end or end it, or {otherwise}"
             )
         yield
 

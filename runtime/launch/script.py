@@ -48,13 +48,18 @@ from gnnplan.runtime.launch.hosts import (
     run_folder_of,
     torchrun_arguments,
 )
-from gnnplan.runtime.launch.launch import CONFIG_FILE, load_startable, run_ranks, torchrun_command
+from gnnplan.runtime.launch.launch import (
+    CONFIG_FILE,
+    alone_in,
+    load_startable,
+    run_ranks,
+    torchrun_command,
+)
 from gnnplan.runtime.launch.torchrun import die_with
 from gnnplan.runtime.loader.loader import PLAN_VARIABLE
-from gnnplan.runtime.plan.io import load_plan
+from gnnplan.runtime.plan.io import LAUNCH_FOLDER, load_plan
 from gnnplan.runtime.process import die_first, keep_freed_memory
 
-RUN_FOLDER = "launch"
 HANG_SECONDS = 60.0
 
 
@@ -87,7 +92,8 @@ def launch_script(
 
     Raises:
         PlanError: The plan is damaged, or names another graph or machine (without `force`).
-        InputError: No such script, a number out of range, or a place that is not the plan's.
+        InputError: No such script, a number out of range, a place that is not the plan's, or
+            another script that runs under the plan.
         BudgetExceeded: The plan's memory passes this process's control group; the text is the sum.
         KeyboardInterrupt: After Ctrl-C, when every process has ended.
     """
@@ -100,17 +106,10 @@ def launch_script(
         )
     place = place or Place()
     plan = load_startable(plan_folder, place, force=force, oversubscribe=oversubscribe)
-    run_path = run_folder_of(plan_folder / RUN_FOLDER, place)
-    run_path.mkdir(parents=True, exist_ok=True)
-    clear_failures(run_path)
+    run_path = run_folder_of(plan_folder / LAUNCH_FOLDER, place)
     config = RunConfig(
         plan_folder=str(plan_folder), run_folder=str(run_path), hang_seconds=hang_seconds or 1.0
     )
-    # What the supervisor reads: without it, it watches nobody.
-    if hang_seconds:
-        codec.write_text_atomically(run_path / CONFIG_FILE, codec.dumps(config))
-    else:
-        (run_path / CONFIG_FILE).unlink(missing_ok=True)
     variables = roll_environment(plan, place, config)
     variables[ROLL] = _roll_of_script(variables[ROLL], script, arguments)
     command = torchrun_command(
@@ -119,9 +118,16 @@ def launch_script(
         ["-m", "gnnplan.runtime.launch.script", str(script), *arguments],
     )
     variables |= {PLAN_VARIABLE: str(plan_folder), FORCE_VARIABLE: "1" if force else ""}
-    with run_ranks(command, plan, variables) as job:
-        job.wait()
-    return 0 if job.returncode == 0 else _exit_code(ended_ranks(run_path), job.returncode)
+    with alone_in(run_path, "launch a copy of the plan's folder"):
+        clear_failures(run_path)
+        # What the supervisor reads: without it, it watches nobody.
+        if hang_seconds:
+            codec.write_text_atomically(run_path / CONFIG_FILE, codec.dumps(config))
+        else:
+            (run_path / CONFIG_FILE).unlink(missing_ok=True)
+        with run_ranks(command, plan, variables) as job:
+            job.wait()
+        return 0 if job.returncode == 0 else _exit_code(ended_ranks(run_path), job.returncode)
 
 
 def _roll_of_script(text: str, script: Path, arguments: Sequence[str]) -> str:

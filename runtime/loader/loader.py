@@ -24,8 +24,8 @@ from gnnplan.runtime.comm.collectives import Communicator
 from gnnplan.runtime.comm.mesh import rank_and_size
 from gnnplan.runtime.comm.order import CollectiveOrder
 from gnnplan.runtime.device import memory_nodes
-from gnnplan.runtime.errors import DatasetError, InputError, PlanError
-from gnnplan.runtime.graph.dataset import Graph
+from gnnplan.runtime.errors import InputError, PlanError
+from gnnplan.runtime.graph.dataset import Graph, check_features
 from gnnplan.runtime.identity import open_planned_graph, unused_weights
 from gnnplan.runtime.loader.device import DeviceSampleStage
 from gnnplan.runtime.loader.device_place import padded_stage, say_cores
@@ -194,11 +194,7 @@ class PlannedLoader:
         self.size = ranks if size is None else size
         _check_ranks(made, self.rank, self.size)
         self.graph = open_planned_graph(made) if graph is None else graph
-        if self.graph.topology_only:
-            raise DatasetError(
-                f"{self.graph.path}: expected features to train on, found none; import it with "
-                "--feature-dim for noise in their place"
-            )
+        check_features(self.graph)
         if comm is None and self.size > 1 and made.strategy.threads.comm == 0:
             make_batch(GLOO_THREADS)  # of the group that a user's script has made
         self.meter = StageMeter() if meter is None else meter
@@ -241,13 +237,15 @@ class PlannedLoader:
         padded: bool | float = False,
         alone: bool = False,
     ) -> "PlannedLoader":
-        """Return a loader over other seeds that reads rows by this one's store.
+        """Return a loader over this rank's share of other seeds, which reads rows by this store.
+
+        Every rank calls it and adds its sums to the others', as `gnnplan train` does: one rank
+        that validates alone covers its share only. For all seeds on one rank give `alone`.
 
         Arguments are as in the constructor; `input_nodes` None means all nodes, as PyG has it, and
-        `blocks` None what this loader hands out. Each rank gets its share of the seeds, in as many
-        batches as the others; with `alone` all of them. A GPU draws from this one's lists, unless
-        ranks hold them in parts or share batches: then the host draws. It closes with this loader,
-        which stays open as long as one of the two is held.
+        `blocks` None what this loader hands out. Ranks get as many batches as each other. A GPU
+        draws from this one's lists, unless ranks hold them in parts or share batches: then the
+        host draws. It closes with this loader, which stays open as long as one of the two is held.
         """
         self._refuse_closed()
         blocks = self._view is None if blocks is None else blocks

@@ -229,6 +229,8 @@ def _has_plan(folder: Path) -> bool:
 
 RUN_FOLDER = "run"
 """Folder, within a plan's, of the run that trains under it."""
+LAUNCH_FOLDER = "launch"
+"""Folder, within a plan's, of the script that is launched under it."""
 
 
 def refuse_foreign_folder(folder: Path) -> None:
@@ -243,13 +245,15 @@ def refuse_foreign_folder(folder: Path) -> None:
             f"{folder}: expected an empty folder or an earlier plan, found other files; "
             "choose another output folder"
         )
-    if (folder / RUN_FOLDER).is_dir():
-        with hold(folder / RUN_FOLDER) as is_ours:
+    for name in (RUN_FOLDER, LAUNCH_FOLDER):
+        if not (folder / name).is_dir():
+            continue
+        with hold(folder / name) as is_ours:
             if not is_ours:
                 raise PlanError(
                     f"{folder}: expected a plan that is not being trained, found a training that "
-                    f"runs in its folder {RUN_FOLDER}; wait for its end or end it, or choose "
-                    "another output folder"
+                    f"runs in its folder {name}; wait for its end or end it, or choose another "
+                    "output folder"
                 )
 
 

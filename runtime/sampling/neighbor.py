@@ -71,7 +71,7 @@ class NeighborSampler(HopSampler):
 
 
 class WeightedRows(NamedTuple):
-    """Rows of one hop, and how they draw."""
+    """Lists of neighbours that one hop draws from, its weights, and the way in which it draws."""
 
     indptr: NDArray[np.integer]
     indices: NDArray[np.integer]

@@ -101,7 +101,7 @@ class SamplerSpec:
     """Abilities with any parameters."""
     default_abilities: frozenset[Ability] = frozenset()
     """Abilities with its default parameters alone."""
-    lone: Callable[[Values], str] = lambda _: "its entry does not say that ranks can"
+    why_not_shared: Callable[[Values], str] = lambda _: "its entry does not say that ranks can"
     """Why ranks cannot draw one batch together, from its parameters; empty: they can."""
     local_form: str = ""
     """Name of the sampler that draws as this one and prefers a rank's own rows."""
@@ -143,7 +143,7 @@ def _labor_law(law: SamplingLaw, values: Values) -> SamplingLaw:
     )
 
 
-def _labor_lone(values: Values) -> str:
+def _why_labor_is_not_shared(values: Values) -> str:
     if values["variant"] != "star" and number("labor", values, "variant") == 0:
         return ""
     return "LABOR-i takes a maximum over all rows of the batch that may draw a vertex"
@@ -187,7 +187,7 @@ def _layerwise(
         layerwise=True,
         is_expected=True,
         abilities=frozenset(["stacks", "grid"]),
-        lone=lambda _: "a layer's probabilities are sums over the whole batch",
+        why_not_shared=lambda _: "a layer's probabilities are sums over the whole batch",
         launches="layers",
         node_bytes=node_bytes,
     )  # fmt: skip
@@ -202,7 +202,7 @@ SAMPLERS: dict[str, SamplerSpec] = {spec.name: spec for spec in (
         takes_all=True,
         is_expected=True,
         abilities=frozenset(["stacks", "grid"]),
-        lone=lambda _: "",
+        why_not_shared=lambda _: "",
         reads_chosen=True,
         is_probed=True,
         launches="hops",
@@ -218,7 +218,7 @@ SAMPLERS: dict[str, SamplerSpec] = {spec.name: spec for spec in (
         is_expected=True,
         exact_weights=True,
         default_abilities=frozenset(["stacks", "captured", "grid", "links", "types"]),
-        lone=lambda _: "",
+        why_not_shared=lambda _: "",
         local_form="las",
         reads_chosen=True,
         is_probed=True,
@@ -238,7 +238,7 @@ SAMPLERS: dict[str, SamplerSpec] = {spec.name: spec for spec in (
         unequal=False,
         law=_labor_law,
         is_expected=True,
-        lone=_labor_lone,
+        why_not_shared=_why_labor_is_not_shared,
         one_draw_per_vertex=True,
         # Its estimators: the others are for stricter users and for attention.
         auto_parameters=({}, {"estimator": "horvitz-thompson"}, {"estimator": "plain"}),
@@ -264,7 +264,9 @@ SAMPLERS: dict[str, SamplerSpec] = {spec.name: spec for spec in (
         law=_las_law,
         exact_weights=True,
         is_expected=True,
-        lone=lambda _: "it prefers what a rank holds, so ranks would draw different subgraphs",
+        why_not_shared=lambda _: (
+            "it prefers what a rank holds, so ranks would draw different subgraphs"
+        ),
         local_form="las",
         launches="local",
         node_bytes=1,  # hops to the nearest local vertex
@@ -418,7 +420,7 @@ def why_on_host(sampler: Sampler, *, links: bool, types: bool) -> str:
 
 def why_alone(sampler: Sampler) -> str:
     """Return why ranks cannot draw a batch of a plan's sampler together; empty where they can."""
-    return find_sampler(sampler.name).lone(parameters_of(sampler))
+    return find_sampler(sampler.name).why_not_shared(parameters_of(sampler))
 
 
 def load_function(path: str) -> Callable[..., Any]:

@@ -386,6 +386,11 @@ def test_options_and_questions_that_a_plan_cannot_have_are_refused_at_once(
         save_record(PlanRecord(settings=PlanSettings(), machine=load_preset("cpu-2core")), plan)
         for change in ("depth=3", "layers=many", "dropout=2"):
             refused(f"{at}/why-not", {"changes": [change]})
+            refused(f"{at}/what-if", {"changes": [change]})
+        for change in ("link.warp9.bandwidth=x2", "policy=astrology", "sampler=fastgcn"):
+            assert "expected a" in refused(f"{at}/what-if", {"changes": [change]})
+        unknown = client.post(f"{at}/what-if", json={"changes": ["model=user.module:make"]})
+        assert unknown.status_code == 403, unknown.text
         folder = service.storage.catalogue.plan_folder(plan)
         with monkeypatch.context() as patch:
             patch.setattr("gnnplan.api.service.plans.graph_fingerprint", lambda _: "another")

@@ -56,7 +56,7 @@ def digest(found: JointPlacement) -> str:
     """Of every id a layout names and of its bound."""
     made = hashlib.sha256(repr((found.bound, found.score.seconds)).encode())
     for held in found.placement.items:
-        for array in (*held.own, *(held.elsewhere or ())):
+        for array in (*held.own, *(held.fallback_places or ())):
             made.update(np.ascontiguousarray(array).tobytes())
     return made.hexdigest()
 

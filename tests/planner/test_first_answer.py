@@ -159,11 +159,17 @@ def test_a_sampler_whose_batches_follow_no_known_law_is_profiled_first(
     assert not (tmp_path / "plan").exists()
 
 
-def test_questions_beyond_what_was_drawn_are_refused_in_a_line(rmat: Graph, tmp_path: Path):
+def test_questions_beyond_what_was_drawn_are_estimated_or_refused(rmat: Graph, tmp_path: Path):
     first_answer(rmat.path, replace(SETTINGS, devices=1), out=tmp_path / "plan")
     plan = load_plan(tmp_path / "plan")
+    two = first_answer(rmat.path, replace(SETTINGS, devices=2), out=tmp_path / "two")
+    after = whatif(plan, ["devices=2"]).after
+    assert after is not None
+    assert after.step_seconds.value == two.prediction.step_seconds.value
+    search = reopen(plan)
+    other = replace(search.run()[0].candidate, devices=two.strategy.devices)
     with pytest.raises(SettingsError, match=r"expected batches of \d+ seeds per rank, found those"):
-        whatif(plan, ["devices=2"])
+        search.price(other)
     found = why_not(plan, changes=["batching=cooperative", "devices=2"])
     assert "ranks that share batches" in found.why
     assert "drop --quick" not in found.why

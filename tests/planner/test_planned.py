@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from gnnplan.planner.assemble import assemble, candidate_of
+from gnnplan.planner.profile.cache import PlanRecord
 from gnnplan.planner.queries.explain import explain
 from gnnplan.planner.queries.whatif import whatif
 from gnnplan.planner.units import by_number
@@ -38,8 +39,8 @@ def test_what_if_names_the_plans_own_choices(
     search, explored = opened()
     stack = next(p for p in explored.priced if p.candidate.bulk_batches > 1)
     made = save_plan(*assemble(search, explored, stack), tmp_path / "p")
-    monkeypatch.setattr("gnnplan.planner.queries.whatif.reopen", lambda *_: search)
-    record = type("Record", (), {"settings": search.settings})
+    monkeypatch.setattr("gnnplan.planner.queries.whatif.search_with", lambda *_: [search])
+    record = PlanRecord(settings=search.settings, machine=search.request.machine)
     monkeypatch.setattr("gnnplan.planner.queries.whatif.load_record", lambda _: record)
     found = whatif(made, [])
     assert found.before.name == stack.name

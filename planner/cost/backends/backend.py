@@ -18,13 +18,13 @@ from gnnplan.planner.cost.rates import MachineTable, ranks_here, rate_per_rank, 
 from gnnplan.planner.cost.request import (
     Request,
     handed_row_bytes,
+    not_profiled,
     row_bytes,
     seeds_per_rank,
     steps_per_epoch,
 )
 from gnnplan.planner.cost.stages.all_reduce import gradient_bytes
 from gnnplan.planner.cost.terms import add_terms
-from gnnplan.planner.errors import SettingsError
 from gnnplan.planner.machine.model import MachineModel, one_host, prefix_of
 from gnnplan.planner.workload import BatchProfile, ModelTiming, timing_key
 from gnnplan.runtime.plan.schema import MemoryUse
@@ -101,10 +101,8 @@ class Backend(ABC):
             return self.batch_of(request, candidate), timing
         except KeyError:
             seeds = seeds_per_rank(request.workload.batch_size, candidate.num_ranks)
-            raise SettingsError(
-                f"expected a profile of {seeds} seeds per rank, found none; ask `gnnplan why-not`, "
-                "or plan again with these settings"
-            ) from None
+            known = [each.seeds_per_rank for each in request.profile.batches]
+            raise not_profiled(seeds, known) from None
 
     def rank_times(
         self, request: Request, candidate: Candidate, placed: PlacedRows, rank: int

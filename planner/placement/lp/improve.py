@@ -397,7 +397,7 @@ class _State:
                 self.own[g, self.ends[t] + ids] = True
                 self.reads[g, span] = kind.heat[kind.laws[g]] * kind.read_bytes
                 self.free[g] -= kind.bytes_of(ids)
-            for c, codes in enumerate(held.elsewhere or ()):
+            for c, codes in enumerate(held.fallback_places or ()):
                 self.code[c, span] = codes
             self.far[span] = 3 if held.on_host is None else np.where(held.on_host, 3, 4)
         self.clique = problem.clique_of()
@@ -493,5 +493,5 @@ class _State:
                 own.append(np.concatenate([ids[mine[ids]], np.flatnonzero(fresh)]))
             codes = [row[span].copy() for row in self.code]
             on_host = None if old.on_host is None else self.far[span] == HOST
-            found.append(ItemPlacement(own=own, elsewhere=codes, on_host=on_host))
+            found.append(ItemPlacement(own=own, fallback_places=codes, on_host=on_host))
         return replace(start, items=tuple(found))

@@ -351,7 +351,7 @@ def round_mixture(problem: PlacementProblem, mixture: Mixture) -> Placement:
                 place[mark_holders([own[t][d] for d in clique], kind.num_items) >= 0] = PEER
                 place[unread[t][c]] = HOST
             codes.append(place)
-        held.append(ItemPlacement(own=own[t], elsewhere=codes, on_host=None))
+        held.append(ItemPlacement(own=own[t], fallback_places=codes, on_host=None))
     return Placement(policy="joint", cliques=problem.cliques, items=tuple(held), variant="prices")
 
 

@@ -378,11 +378,11 @@ def find_sources(
         return codes
 
     items = max(kind.num_items for kind in problem.kinds)
-    elsewhere = side_by_side(places, range(len(problem.kinds)), items=items)
+    fallback_places = side_by_side(places, range(len(problem.kinds)), items=items)
     return Placement(
         policy="joint",
         cliques=problem.cliques,
-        items=_with_host(problem, own, elsewhere, seconds),
+        items=_with_host(problem, own, fallback_places, seconds),
         variant=relaxed.solver,
     )
 
@@ -415,31 +415,31 @@ def choose_host_again(
 ) -> Placement:
     """Choose the host's items again for what a placement's devices lack now."""
     own = [held.own for held in placement.items]
-    codes = [[row.copy() for row in held.elsewhere or ()] for held in placement.items]
+    codes = [[row.copy() for row in held.fallback_places or ()] for held in placement.items]
     return replace(placement, items=_with_host(problem, own, codes, seconds))
 
 
 def _with_host(
     problem: PlacementProblem,
     own: list[list[NDArray[np.int64]]],
-    elsewhere: list[list[NDArray[np.uint8]]],
+    fallback_places: list[list[NDArray[np.uint8]]],
     seconds: NDArray[np.float64],
 ) -> tuple[ItemPlacement, ...]:
     """Choose what the host keeps; what it lacks is read from disk, where it was to be read."""
     held: list[ItemPlacement] = []
-    for t, mask in enumerate(host_items(problem, own, elsewhere, seconds)):
+    for t, mask in enumerate(host_items(problem, own, fallback_places, seconds)):
         if mask is not None:
-            for row in elsewhere[t]:
+            for row in fallback_places[t]:
                 far = row >= HOST
                 row[far] = np.where(mask, HOST, DISK)[far]
-        held.append(ItemPlacement(own=own[t], elsewhere=elsewhere[t], on_host=mask))
+        held.append(ItemPlacement(own=own[t], fallback_places=fallback_places[t], on_host=mask))
     return tuple(held)
 
 
 def host_items(
     problem: PlacementProblem,
     own: list[list[NDArray[np.int64]]],
-    elsewhere: list[list[NDArray[np.uint8]]],
+    fallback_places: list[list[NDArray[np.uint8]]],
     seconds: NDArray[np.float64],
 ) -> list[NDArray[np.bool_] | None]:
     """Choose what the host keeps: the items whose reads from there save most seconds per byte."""
@@ -449,7 +449,7 @@ def host_items(
     for t, kind in enumerate(problem.kinds):
         saved = np.zeros(kind.num_items)
         for c, clique in enumerate(problem.cliques):
-            far = elsewhere[t][c] >= HOST
+            far = fallback_places[t][c] >= HOST
             for g in clique:
                 gain = seconds[t, g, DISK] - seconds[t, g, HOST]
                 gain = min(gain, 1e30) * kind.read_bytes

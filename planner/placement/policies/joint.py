@@ -185,7 +185,7 @@ def bound_at_best_scale(problem: PlacementProblem, rows: ObjectiveRows, prices: 
 def name_places(problem: PlacementProblem, found: Placement) -> Placement:
     """Write down where cliques read each item of a placement."""
     items = tuple(
-        replace(held, elsewhere=[row.copy() for row in find_places(problem, found, t)])
+        replace(held, fallback_places=[row.copy() for row in find_places(problem, found, t)])
         for t, held in enumerate(found.items)
     )
     return replace(found, items=items, policy=JOINT)
@@ -312,7 +312,7 @@ def place_jointly(problem: PlacementProblem, know: Knowledge) -> Placement:
     """Place feature rows by the programme, or by a policy held against it that scores better."""
     others = place_published(problem, know)
     found = place_joint(problem, "serial", others=others)
-    items = tuple(replace(items, elsewhere=None) for items in found.placement.items)
+    items = tuple(replace(items, fallback_places=None) for items in found.placement.items)
     own = replace(found.placement, items=items, variant=found.relaxed.solver)
     return replace(min((own, *others), key=lambda each: _rank(problem, each)), policy=JOINT)
 

@@ -15,8 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gnnplan.planner.candidate import Candidate
-from gnnplan.planner.cost.request import Request, seeds_per_rank
-from gnnplan.planner.errors import SettingsError
+from gnnplan.planner.cost.request import Request, not_profiled, seeds_per_rank
 from gnnplan.planner.machine.model import MachineModel, Table
 from gnnplan.planner.placement.place import CandidatePlacement, Memories
 from gnnplan.planner.placement.policies.policy import Parts
@@ -241,11 +240,7 @@ class RowsDimension(Dimension):
         """
         seeds = seeds_per_rank(batch_size, candidate.num_ranks)
         if seeds not in hotness:
-            drawn = " or ".join(str(each) for each in sorted(hotness))
-            raise SettingsError(
-                f"expected batches of {seeds} seeds per rank, found those of {drawn} drawn for the "
-                "plan; ask `gnnplan why-not`, or plan again with these settings"
-            )
+            raise not_profiled(seeds, hotness)
         return hotness[seeds]
 
     def placement_key(self, candidate: Candidate, memories: Memories) -> Hashable:

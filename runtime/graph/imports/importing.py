@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from gnnplan.runtime.errors import DatasetError, did_you_mean
 from gnnplan.runtime.graph.csc import CHUNK_EDGES, EdgeOptions, build_csc, number_edges
 from gnnplan.runtime.graph.dataset import Graph, commit_dataset
+from gnnplan.runtime.graph.findings import name_lacking
 from gnnplan.runtime.graph.format import check_range
 from gnnplan.runtime.graph.imports.features import write_features
 from gnnplan.runtime.graph.imports.inventory import Role
@@ -180,6 +181,12 @@ def _convert(
         *_count_isolated(staging, raw.num_nodes, split, task),
         *raw.inventory.lines(),
     ]
+    lacking = name_lacking(
+        num_train=len(split["train"]), feature_dim=features["feature_dim"],
+        num_classes=num_classes, task=task,
+    )  # fmt: skip
+    if lacking:
+        raw.notes.append(f"warning: no plan can be made for this dataset: {lacking}")
     if report is not None:
         for note in raw.notes:
             report(note)
@@ -241,6 +248,11 @@ def _summarise(
         lines.append(f"features: {features['feature_dim']} columns, drawn")
     elif raw.features is not None and features["feature_storage"] != "none":
         lines.append(f"features: {features['feature_dim']} columns from {origin(Role.FEATURES)}")
+    elif features["feature_dim"]:
+        lines.append(
+            f"features: {features['feature_dim']} columns declared, to plan with: nothing can be "
+            "trained on them"
+        )
     else:
         lines.append("features: none")
     known = 0 if y is None else int((y.reshape(len(y), -1).max(axis=1) >= 0).sum())

@@ -101,7 +101,9 @@ def normalise_labels(
     labels, and multiclass.
     """
     task = _task(raw, options)
-    if raw.y is None and raw.features is None and options.draws and not raw.tables:
+    drawn = options.feature_dim > 0 and not raw.tables
+    drawn &= raw.features is None or options.features == "none"
+    if raw.y is None and drawn:
         return _draw_labels(raw, task, options.seed)
     if raw.y is None:
         return None, task, raw.num_classes
@@ -122,7 +124,10 @@ def normalise_labels(
     raw.notes += notes
     if y.size == 0 or y.max() < 0:
         raw.notes.append(f"labels: none of {len(y)} nodes has a known one: left out")
-        return None, task, 0
+        if not drawn:
+            return None, task, 0
+        raw.y = None
+        return _draw_labels(raw, task, options.seed)
     raw.notes += _note_lone_value(raw, given, y)
     if task == "multilabel":
         if "multilabel" not in (options.task, raw.task):

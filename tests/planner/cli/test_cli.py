@@ -16,6 +16,7 @@ from gnnplan.planner.cli import main as cli, planning
 from gnnplan.planner.cli.common import print_text
 from gnnplan.planner.cli.main import VERBS, app, main
 from gnnplan.planner.errors import SettingsError
+from gnnplan.planner.probe.presets import load_preset
 from gnnplan.planner.settings import SamplerChoice
 from gnnplan.planner.units import parse_bytes, parse_integers, parse_sampler
 from gnnplan.runtime.graph.dataset import Graph, GraphWarning, write_graph
@@ -340,6 +341,23 @@ def test_lines_for_a_pipe_stay_whole(
     line = "word " * 100
     print_text(line)
     assert capsys.readouterr().out == line + "\n"
+
+
+@pytest.mark.parametrize("columns", ["60", "80", None])
+def test_no_name_is_cut_in_a_machines_tables(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, columns: str | None
+):
+    monkeypatch.delenv("COLUMNS", raising=False)
+    if columns is not None:
+        monkeypatch.setenv("COLUMNS", columns)
+    for name in ("dgx-v100", "gb200-nvl72", "cpu-2core"):
+        assert main(["machine", "show", name]) == 0
+        shown, machine = capsys.readouterr().out, load_preset(name)
+        assert "\N{HORIZONTAL ELLIPSIS}" not in shown
+        words = set(shown.split())
+        assert {link.name for link in machine.links} <= words
+        assert set(machine.tables) <= words
+        assert machine.fingerprint in words
 
 
 def test_memories_are_shown_as_they_are_sold(capsys: pytest.CaptureFixture[str]):

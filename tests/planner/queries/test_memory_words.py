@@ -35,7 +35,7 @@ def planned(
 
 def test_outputs_lie_where_the_runtime_puts_them(small_graph: Graph, tmp_path: Path) -> None:
     layered = "beside these, validation and test run layer by layer in pieces of at most "
-    outputs, ids = "two layers' outputs of 4.0 GB", "ids of 440.0 MB on the host"
+    outputs, ids = "two layers' outputs of 4.0 GB lie", "ids of 440.0 MB lie on the host"
     for name, plan, size, where in (
         ("gpu", planned(small_graph, tmp_path / "gpu"), "1 GiB", "on the GPU"),
         ("host", planned(small_graph, tmp_path / "host", own=2 * GB), "1 GiB", "on the host"),
@@ -52,17 +52,17 @@ def test_outputs_lie_where_the_runtime_puts_them(small_graph: Graph, tmp_path: P
             "in a file",
         ),
     ):  # fmt: skip
-        words = f"{layered}{size} on rank0, {outputs} {where}, {ids}"
+        words = f"{layered}{size} on rank0; {outputs} {where}; {ids}"
         assert evaluation_words(plan) == words, name
 
 
 def test_other_ways_are_named(small_graph: Graph, tmp_path: Path) -> None:
     plan = planned(small_graph, tmp_path / "p", fanouts=[3, 2])
-    assert ", a layer's output of 4.0 GB on the GPU, " in evaluation_words(plan)
+    assert "; a layer's output of 4.0 GB lies on the GPU; " in evaluation_words(plan)
     large = replace(plan, graph=replace(plan.graph, num_edges=EXACT_EDGES + 1))
     assert evaluation_words(large) == (
         "beside these, validation and test run sampled with fan-outs 3,2 in pieces of at most "
-        "1 GiB on rank0, ids of 80.0 MB on the host"
+        "1 GiB on rank0; ids of 80.0 MB lie on the host"
     )
     typed = replace(plan, workload=replace(plan.workload, model="rgcn"))
     assert " run on whole neighbourhoods in pieces of " in evaluation_words(typed)
@@ -74,7 +74,7 @@ def test_other_ways_are_named(small_graph: Graph, tmp_path: Path) -> None:
 def test_ids_that_find_no_room_are_told(small_graph: Graph, tmp_path: Path) -> None:
     plan = planned(small_graph, tmp_path / "p", host=400 * MB)
     assert evaluation_words(plan).endswith(
-        "ids of 440.0 MB on the host, which leaves 40.0 MB too little"
+        "ids of 440.0 MB lie on the host, which leaves 40.0 MB too little"
     )
     none = replace(plan, prediction=replace(plan.prediction, memory_bytes={}))
     assert evaluation_words(none) == ""

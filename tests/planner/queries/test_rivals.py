@@ -11,12 +11,12 @@ from gnnplan.planner.errors import SettingsError
 from gnnplan.planner.pipeline import plan
 from gnnplan.planner.probe.presets import load_preset
 from gnnplan.planner.queries.explain import explain, render
-from gnnplan.planner.queries.rivals import load_runners_up, read_today
+from gnnplan.planner.queries.rivals import RunnersUp, load_runners_up, read_today, today_of
 from gnnplan.planner.settings import PlanSettings
 from gnnplan.planner.units import seconds_text
 from gnnplan.runtime.graph.dataset import Graph
 from gnnplan.runtime.graph.generate import generate_rmat
-from gnnplan.runtime.plan.schema import Plan, Workload
+from gnnplan.runtime.plan.schema import Alternative, Plan, Workload
 
 SETTINGS = PlanSettings(workload=Workload(batch_size=512, hidden=32, fanouts=[10, 5]), quick=True)
 
@@ -73,14 +73,37 @@ def test_fewer_workers_take_longer_and_other_systems_have_their_own_stages(made:
     assert "100% of its rows cached" in explain(made, "quiver").answers.what_you_run_today
 
 
-def test_what_cannot_be_estimated_is_said_only_where_it_was_asked_for(
+def test_what_cannot_be_estimated_is_said_with_its_reason_and_refused_where_asked_for(
     made: Plan, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("GNNPLAN_CACHE", str(tmp_path / "another"))
     assert explain(made).today is None
-    assert "what you run today" not in render(explain(made))
-    with pytest.raises(SettingsError, match="planned elsewhere or for several ranks alone"):
+    assert "  what you run today: not estimated: not known here, since" in render(explain(made))
+    with pytest.raises(SettingsError, match=r"not estimated: .* the cache was emptied; plan again"):
         explain(made, "dgl-uva")
+    whole = replace(made, strategy=replace(made.strategy, mode="full-graph"))
+    known = RunnersUp(by_ranks={"2": Alternative(name="", step_seconds=1.0, why="")})
+    with pytest.raises(SettingsError, match="only systems on GPUs are known; for cores time"):
+        today_of(whole, known, None)
+    shared = replace(made, strategy=replace(made.strategy, batching="cooperative"))
+    with pytest.raises(SettingsError, match="plan with --batching independent"):
+        today_of(shared, known, None)
+
+
+def test_ranks_on_cores_are_held_against_as_many_processes(graph: Graph, tmp_path: Path) -> None:
+    machine = load_preset("cpu-2core")
+    made = plan(graph.path, replace(SETTINGS, devices=2), machine=machine, out=tmp_path / "two")
+    found = explain(made)
+    assert found.today is not None
+    assert (found.today.gpus, found.today.processes, found.today.workers) == (0, 2, 0)
+    words = found.answers.what_you_run_today
+    assert words.startswith("PyG's NeighborLoader in 2 processes: about ")
+    assert f"what you run today: {words}" in render(found)
+    beside = explain(made, "pyg-loader:workers=1")
+    assert "in 2 processes on 1 worker each: about" in beside.answers.what_you_run_today
+    counts = load_runners_up(made.plan_id).today
+    assert counts is not None
+    assert counts.work.reduce_seconds == made.prediction.stages["all_reduce"] > 0
 
 
 @pytest.mark.parametrize(

@@ -96,8 +96,8 @@ def test_less_memory_can_leave_no_plan(small_graph: Graph, skewed: Profile, tmp_
         ("memory.host0.capacity=lots", "expected a size"),
         ("link.disk0.bandwidth=x0", "found 'x0'"),
         ("link.disk0.bandwidth=xx", "found 'xx'"),
-        ("batch_size=7", "needs a new plan"),
-        ("devices=some", "expected a number or auto"),
+        ("batch_sise=7", "KEY among link.NAME.bandwidth, .* found .* .did you mean batch_size"),
+        ("devices=some", "expected a whole number or auto"),
         ("device_memory=x2", "the plan had no limit"),
         ("policy=astrology", "expected a policy"),
     ],
@@ -106,6 +106,41 @@ def test_a_bad_change_gets_one_line(change: str, words: str) -> None:
     with pytest.raises(SettingsError, match=words) as caught:
         apply_changes(record.PlanRecord(settings=SETTINGS, machine=SLOW), [change])
     assert "\n" not in str(caught.value)
+
+
+def test_sizes_are_changed_by_factors_and_another_mode_leaves_out_what_it_does_not_use() -> None:
+    asked = replace(SETTINGS, batching="independent", policy="none", host_memory_bytes=1 << 30)
+    known = record.PlanRecord(settings=asked, machine=SLOW)
+    found = apply_changes(known, ["host_memory=x2", "link.disk0.bandwidth=x2"])
+    assert found.settings == replace(asked, host_memory_bytes=1 << 31)
+    assert found.machine != SLOW
+    whole = apply_changes(known, ["mode=full-graph", "keep=0.5"])
+    unused = {"batching": "auto", "policy": "auto", "mode": "full-graph", "keep": 0.5}
+    work = replace(WORK, fanouts=[-1, -1])
+    assert whole.settings == replace(asked, workload=work, **unused)
+    back = apply_changes(whole, ["mode=minibatch", "fanouts=5,3"])
+    assert back.settings == replace(asked, batching="auto", policy="auto", mode="minibatch")
+
+
+def test_what_if_takes_any_setting_as_why_not_does_and_says_where_seconds_do_not_decide(
+    small_graph: Graph, skewed: Profile, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one = plan(small_graph, tmp_path / "one", replace(SETTINGS, devices=1))
+    found, reason = whatif(one, ["devices=2"]), why_not(one, changes=["devices=2"])
+    assert found.after is not None
+    assert found.after == reason.best
+    assert found.caution == ""
+    fewer = whatif(one, ["batch_size=50"])
+    assert fewer.after is not None
+    assert "it trains differently: an epoch takes" in fewer.caution
+    assert fewer.caution == why_not(one, changes=["batch_size=50"]).why
+    assert main(["whatif", str(tmp_path / "one"), "--set", "batch_size=50"]) == 0
+    assert fewer.caution in capsys.readouterr().out
+    refused = "whose parts would be timed on these cores"
+    with pytest.raises(SettingsError, match=refused):
+        whatif(one, ["mode=full-graph"])
+    linked = why_not(one, changes=["link.memory0.bandwidth=x2"])
+    assert linked.best == whatif(one, ["link.memory0.bandwidth=x2"]).after
 
 
 def test_why_not_names_the_slower_stage(
@@ -254,7 +289,7 @@ def test_why_not_takes_any_setting_of_a_plan(
     [
         ("devices=64", "expected at most"),
         ("replication=3", "replication 3: expected several ranks, a multiple of it"),
-        ("mode=full-graph", "would be timed on these cores"),
+        ("mode=full-graph", "found mode full-graph, whose parts would be timed on these cores"),
         ("sampler=fastgcn", "add --allow"),
     ],
 )

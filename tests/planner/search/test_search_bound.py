@@ -18,6 +18,7 @@ from gnnplan.planner.machine.model import MachineModel
 from gnnplan.planner.probe.presets import load_preset
 from gnnplan.planner.profile import profile as profiling
 from gnnplan.planner.profile.cache import Profile
+from gnnplan.planner.queries.explain import gap_words
 from gnnplan.planner.search.choose import alternatives, certificate, choose
 from gnnplan.planner.search.search import Search, SearchResult, best_over_samplers
 from gnnplan.planner.settings import POLICIES, PlanSettings
@@ -110,10 +111,11 @@ def check(search: Search, explored: SearchResult) -> None:
     found = certificate(chosen, bound, complete=search.settings.policy != "auto")
     assert (found.lower_bound, found.objective) == (bound, chosen.seconds)
     assert found.gap == pytest.approx(1 - bound / chosen.seconds, abs=1e-12)
-    tried, _, claim = found.status.partition(": ")
-    assert tried == ("fastest of those priced" if found.gap < 1e-9 else "feasible")
-    assert "below every candidate priced" in claim
-    assert "an estimate, no proof" in claim  # reads of what was not priced are scaled
+    told = gap_words(found.gap, bound, found.status)
+    faster = "nothing that was priced is faster:"
+    assert (faster in told) == (found.gap <= 1e-9)
+    assert "every candidate was priced" in found.status
+    assert "an estimate, no proof" in found.status  # reads of what was not priced are scaled
     for each in alternatives(explored.priced, chosen):
         if each.step_seconds is not None:
             assert each.step_seconds >= found.objective * (1 - found.gap) * (1 - 1e-12)

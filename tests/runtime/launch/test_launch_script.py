@@ -13,9 +13,11 @@ import pytest
 import torch
 
 from gnnplan.runtime.errors import InputError, PlanError
+from gnnplan.runtime.folders import hold
 from gnnplan.runtime.graph.dataset import Graph
 from gnnplan.runtime.launch.script import launch_script
 from gnnplan.runtime.loader.loader import PlannedLoader
+from gnnplan.runtime.plan.io import refuse_foreign_folder
 from tests.runtime.launch.test_launch import processes_of, within
 from tests.support.plans import make_plan
 
@@ -174,6 +176,15 @@ def test_what_cannot_run_is_refused_in_one_line(
     make_plan(small_graph, tmp_path / "many", ranks=64)
     with pytest.raises(InputError, match="found 64 in the plan"):
         launch_script(tmp_path / "many", SCRIPT)
+    (tmp_path / "plan" / "launch").mkdir()
+    monkeypatch.setattr("gnnplan.runtime.launch.launch.END_PATIENCE_SECONDS", 0.0)
+    with hold(tmp_path / "plan" / "launch"):  # as a script that runs holds it
+        refused = r"launch: expected no other training .*, or launch a copy of the plan's folder"
+        with pytest.raises(InputError, match=refused):
+            launch_script(tmp_path / "plan", SCRIPT)
+        with pytest.raises(PlanError, match="runs in its folder launch; wait"):
+            refuse_foreign_folder(tmp_path / "plan")
+    refuse_foreign_folder(tmp_path / "plan")
     monkeypatch.delenv("GNNPLAN_PLAN", raising=False)
     with pytest.raises(PlanError, match="expected a plan folder, or \\$GNNPLAN_PLAN"):
         PlannedLoader()

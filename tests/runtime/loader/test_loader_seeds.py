@@ -116,6 +116,8 @@ def test_ranks_share_other_seeds_in_equally_many_batches(
     assert len({len(each) for each in counts}) == 1
     assert max(max(each) for each in counts) == 7
     assert sum(map(sum, counts)) == len(small_graph.val_idx)
+    whole = PlannedLoader(tmp_path, small_graph, rank=1, size=3).over("val", alone=True)
+    assert [int(v) for batch in whole for v in batch.seeds] == small_graph.val_idx.tolist()
 
 
 def test_a_loader_over_other_seeds_reads_by_the_same_store_and_leaves_it_open(

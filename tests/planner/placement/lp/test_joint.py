@@ -122,7 +122,7 @@ def test_a_pipelined_objective_is_not_solved_by_one_order():
     for held, ids in zip(placed.items, first_kind, strict=True):
         codes = find_places(instance, placed, len(own))[0].copy()
         codes[np.concatenate(ids).astype(int)] = 1
-        own.append(type(held)(own=ids, elsewhere=[codes], on_host=None))
+        own.append(type(held)(own=ids, fallback_places=[codes], on_host=None))
     dealt = Placement(policy="by hand", cliques=instance.cliques, items=tuple(own))
     # both items of kind 0 dealt: each GPU reads one of them over NVLink, 40; 18 over PCIe
     assert score(instance, dealt, "pipelined").seconds == 40.0

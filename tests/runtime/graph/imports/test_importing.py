@@ -5,6 +5,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from gnnplan.planner.cli.main import main
+from gnnplan.planner.errors import SettingsError
+from gnnplan.planner.refine import answer_first
+from gnnplan.planner.request import check_request
+from gnnplan.planner.settings import PlanSettings
 from gnnplan.runtime.errors import DatasetError
 from gnnplan.runtime.graph.dataset import Graph, inspect_graph, open_graph
 from gnnplan.runtime.graph.imports import features
@@ -167,6 +172,39 @@ def test_a_declared_width_makes_a_topology_plannable(data_folder: Path, tmp_path
     graph = import_graph(data_folder / "ca-astroph.npz", tmp_path / "g", options=options)
     assert graph.topology_only
     assert graph.row_bytes == 512
+    check_request(graph.path, PlanSettings())
+    with pytest.raises(DatasetError, match="with --features dense --feature-dim for noise"):
+        answer_first(graph.path, PlanSettings(), machine=None, out=tmp_path / "none")
+    assert not (tmp_path / "none").exists()
+    text = " ".join(graph.meta.notes)
+    assert "128 columns declared, to plan with: nothing can be trained on them" in text
+    assert "10 classes drawn at random" in text
+    featured = import_graph(data_folder / "cora.npz", tmp_path / "h", options=options)
+    assert featured.topology_only
+    assert featured.num_classes == 7  # its own
+
+
+def test_what_no_plan_can_use_is_said_by_the_import_and_refused_by_info(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    source = ring_with_chords(tmp_path)
+    said = list[str]()
+    graph = import_graph(source, tmp_path / "g", report=said.append)
+    sentence = "expected features or a declared feature_dim, found neither; import it with"
+    assert f"warning: no plan can be made for this dataset: {sentence}" in said[-1]
+    with pytest.raises(SettingsError, match=sentence):
+        check_request(graph.path, PlanSettings())
+    assert main(["graph", "info", str(graph.path)]) == 2
+    assert sentence in capsys.readouterr().err
+    rows = np.ones((400, 2), np.float32)
+    nodes = np.arange(400)
+    np.savez(tmp_path / "rows.npz", indptr=np.arange(401), indices=np.roll(nodes, 1), x=rows)
+    import_graph(tmp_path / "rows.npz", tmp_path / "h", report=said.append)
+    assert "found none; import it with labels, with --task link" in said[-1]
+    linked = ImportOptions(task="link", feature_dim=4)
+    import_graph(source, tmp_path / "i", options=linked, report=said.append)
+    assert "no plan" not in said[-1]
+    assert main(["graph", "info", str(tmp_path / "i")]) == 0
 
 
 def ring_with_chords(folder: Path, num_nodes: int = 400) -> Path:
