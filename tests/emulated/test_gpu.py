@@ -28,6 +28,7 @@ from gnnplan.runtime.sampling.gpu import topology as topology_module
 from gnnplan.runtime.sampling.gpu.layerwise import DeviceLayerwiseSampler
 from gnnplan.runtime.sampling.gpu.topology import DeviceTopology
 from gnnplan.runtime.sampling.layerwise import LayerwiseSampler
+from gnnplan.runtime.sampling.minibatch import Request
 from gnnplan.runtime.sampling.registry import SAMPLERS
 from gnnplan.runtime.train.streams import AbstractStreams, EmulatedStreams, streams_of
 
@@ -107,6 +108,19 @@ def test_fastgcn_begins_in_what_it_keeps(
     row = expected.graph.fixed[0]
     np.testing.assert_array_equal(sampler._fixed.ids.cpu().numpy(), row.cols)
     np.testing.assert_allclose(sampler._fixed.values.cpu().numpy(), row.values, rtol=1e-12)
+
+
+@pytest.mark.parametrize("replace", [False, True])
+def test_fastgcn_draws_a_stack_in_less_than_its_tables(gpu: EmulatedGpu, replace: bool) -> None:
+    nodes = 40_000
+    indptr, indices = np.arange(nodes + 1), np.roll(np.arange(nodes, dtype=np.int32), 1)
+    gpu.memory.capacity_bytes = None
+    lists = DeviceTopology.load(indptr, indices, EMULATED)
+    sampler = DeviceLayerwiseSampler(lists, [4], device=EMULATED, method="fastgcn", replace=replace)
+    before = gpu.memory.peak_bytes = gpu.memory.used_bytes
+    requests = [Request(seeds=np.arange(9) + step, epoch=0, step=step) for step in range(8)]
+    sampler.sample_stack(requests)
+    assert gpu.memory.peak_bytes - before < 8 * nodes
 
 
 @pytest.mark.parametrize("stored", [torch.float16, torch.float32])
