@@ -381,18 +381,24 @@ def gpu_memory_use(
     parts: list[dict[str, int]],
     candidate: Candidate,
     held: Mapping[str, int],
+    passing: Sequence[Mapping[str, int]],
     placed: PlacedRows,
     row_bytes: int,
     machine: MachineModel,
     budgets: Budgets,
 ) -> dict[str, MemoryUse]:
-    """Hold every GPU's and host's parts against its capacity, as `memory_use`."""
+    """Hold every GPU's and host's parts against its capacity, as `memory_use`.
+
+    `passing` are the parts of each rank's host that its batches pass through.
+    """
     sizes = [gpu_capacity(machine, candidate, g, budgets) for g in range(candidate.num_ranks)]
     found = _rank_uses(parts, placed, row_bytes, sizes, slot_bytes(candidate))
     process = int(rate_per_rank(machine, MachineTable.GPU_PROCESS, candidate))
     for host, ranks in ranks_by_host(machine, candidate).items():
         name, size = host_bytes(machine, host, budgets)
         shared = _host_parts(process * len(ranks), placed, row_bytes, held)
+        for part in sorted({part for rank in ranks for part in passing[rank]}):
+            shared[part] = sum(passing[rank].get(part, 0) for rank in ranks)
         found[name] = sum_parts(shared, size)
     return found
 

@@ -32,6 +32,8 @@ BATCH = 100
 WORK = Workload(batch_size=BATCH, hidden=8, fanouts=[5, 3])
 SETTINGS = PlanSettings(workload=WORK)
 MIB = 2**20
+READING = 64 * 1024
+"""Bytes in which a rank reads the disk in tests whose graphs have fewer bytes than is usual."""
 
 
 @pytest.fixture
@@ -138,13 +140,22 @@ def test_what_does_not_fit_is_refused_with_the_sum(
         make(small_graph, tmp_path / "p", small_host)
 
 
+@pytest.fixture
+def little_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("cost.host_memory", "assemble"):
+        monkeypatch.setattr(f"gnnplan.planner.{module}.DISK_BUDGET_BYTES", READING)
+
+
+@pytest.mark.usefixtures("little_reading")
 def test_sparse_features_are_not_planned_on_a_disk_from_which_no_run_reads_them(
     small_graph: Graph, skewed: Profile, tmp_path: Path
 ) -> None:
     sparse = with_sparse_rows(small_graph, tmp_path / "sparse")
     one = replace(SETTINGS, devices=1)
     free = make(sparse, tmp_path / "free", one).prediction.memory_bytes["host0"]
-    short = replace(one, host_memory_bytes=free.total - free.parts["features"] + 64 * 1000)
+    short = replace(
+        one, host_memory_bytes=free.total - free.parts["features"] + READING + 64 * 1000
+    )
     with pytest.raises(PlanDoesNotFit, match=r"found sparse ones, .* --features dense"):
         make(sparse, tmp_path / "p", short)
     assert not (tmp_path / "p").exists()
@@ -188,12 +199,13 @@ def test_gpus_of_sparse_features_are_priced_as_fed_by_cores(
             pipeline.search_for(sparse, replace(SETTINGS, **changes), box)
 
 
+@pytest.mark.usefixtures("little_reading")
 def test_features_beyond_the_host_go_to_disk(
     small_graph: Graph, skewed: Profile, tmp_path: Path
 ) -> None:
     one = replace(SETTINGS, devices=1)
     free = make(small_graph, tmp_path / "free", one).prediction.memory_bytes["host0"]
-    limit = free.total - free.parts["features"] + 64 * 1000
+    limit = free.total - free.parts["features"] + READING + 64 * 1000
     # Rows this short lie so near each other that a few requests read them all: slow ones here.
     slow = constant("seconds_per_read", ["read_bytes", "queue_depth"], 10e-3)
     model = machine().with_tables({"disk_read": slow})

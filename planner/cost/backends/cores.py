@@ -13,6 +13,7 @@ from gnnplan.planner.cost.backends.backend import (
 )
 from gnnplan.planner.cost.backends.gpu_lanes import step_compute
 from gnnplan.planner.cost.graph_memory import host_parts, node_parts
+from gnnplan.planner.cost.host_memory import disk_parts
 from gnnplan.planner.cost.memory import ID_BYTES, core_parts, memory_use, peer_bytes
 from gnnplan.planner.cost.rank_times import DeviceTimes, RankTimes, RankWork, StageTime
 from gnnplan.planner.cost.rates import (
@@ -118,8 +119,9 @@ class CoresBackend(Backend):
         self, request: Request, candidate: Candidate, placed: PlacedRows, parts: list[Parts]
     ) -> dict[str, MemoryUse]:
         """Hold the ranks' parts against the host's memory, which they share."""
+        read = disk_parts(request, candidate, placed)
         return memory_use(
-            parts,
+            [own | more for own, more in zip(parts, read, strict=True)],
             host_parts(request, candidate),
             placed,
             row_bytes(request.graph),

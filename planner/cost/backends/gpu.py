@@ -23,6 +23,7 @@ from gnnplan.planner.cost.backends.gpu_lanes import (
     step_compute,
 )
 from gnnplan.planner.cost.graph_memory import graph_parts, host_parts
+from gnnplan.planner.cost.host_memory import disk_parts
 from gnnplan.planner.cost.memory import gpu_memory_use, gpu_parts
 from gnnplan.planner.cost.rank_times import DeviceTimes, RankTimes, RankWork, StageTime
 from gnnplan.planner.cost.rates import MachineTable, Rate
@@ -39,9 +40,9 @@ from gnnplan.planner.cost.stages.gather_gpu import (
     read_seconds,
 )
 from gnnplan.planner.cost.stages.host import (
-    COPY_STARTS,
     REDUCE_STARTS,
     Starts,
+    copy_seconds,
     loader_starts,
     start_seconds,
 )
@@ -117,8 +118,9 @@ class GpusBackend(Backend):
         moving = transit_parts(request, candidate, placed)
         parts = [own | more for own, more in zip(parts, moving, strict=True)]
         return gpu_memory_use(
-            parts, candidate, held, placed, stored, request.machine, request.budgets
-        )
+            parts, candidate, held, disk_parts(request, candidate, placed), placed, stored,
+            request.machine, request.budgets,
+        )  # fmt: skip
 
     def link_bytes(
         self, request: Request, candidate: Candidate, placed: PlacedRows, exchanged: float
@@ -476,23 +478,3 @@ def gpu_traffic(
             for name, carried in moved.items():
                 total[name] = total.get(name, 0.0) + carried
     return total
-
-
-SEED_BYTES = 16
-"""Bytes of a seed's id and its label."""
-
-
-def copy_seconds(
-    seeds: float, seconds_per_byte: float, kernel_seconds: float, *, seed_bytes: int = SEED_BYTES
-) -> float:
-    """Return the seconds of copying seeds and labels from the host to the device.
-
-    T = 2 t_k + 16 B c: B seeds of this rank, c seconds per byte while all ranks copy, t_k of
-    launching one of the two copies. Rows are read by the GPU itself, in `gather`.
-
-    Source: derived.
-
-    >>> round(1e6 * copy_seconds(1000.0, 1e-10, 1e-5), 1)
-    21.6
-    """
-    return COPY_STARTS * kernel_seconds + seed_bytes * seeds * seconds_per_byte
