@@ -8,17 +8,28 @@ blocks are on the host too.
 import math
 
 from gnnplan.planner.candidate import Candidate, PlacedRows
-from gnnplan.planner.cost.memory import BatchTail
+from gnnplan.planner.cost.graph_memory import draws_on_gpu, node_parts
+from gnnplan.planner.cost.memory import (
+    BatchTail,
+    batch_bytes,
+    code_bytes,
+    live_batches,
+    sampling_bytes,
+)
 from gnnplan.planner.cost.request import (
     Request,
     row_bytes,
+    sampler_of,
     seeds_per_rank,
+    steps_per_epoch,
 )
 from gnnplan.runtime.features.disk import staging_bytes
 
 DISK_BUDGET_BYTES = 64 * 2**20
 """Most bytes of buffers and index in which a rank reads rows of the disk."""
 FLOAT_BYTES = 4
+RING_SPARE = 1.125
+"""Bytes of a buffer of gathered rows over those of the rows that it was made for."""
 
 
 def locked_bytes(size: float) -> int:
@@ -59,6 +70,40 @@ def disk_parts(request: Request, candidate: Candidate, placed: PlacedRows) -> li
         size = disk_bytes(request, candidate, share)
         found.append({"rows from disk": size} if size else {})
     return found
+
+
+def passing_parts(
+    request: Request, candidate: Candidate, placed: PlacedRows
+) -> list[dict[str, int]]:
+    """Return the bytes of its host that each GPU's batches pass through, by what they hold."""
+    drawn = drawn_parts(request, candidate)
+    return [drawn | read for read in disk_parts(request, candidate, placed)]
+
+
+def drawn_parts(request: Request, candidate: Candidate) -> dict[str, int]:
+    """Return the bytes of a host in which cores draw a GPU's batches; none where it draws them.
+
+    Rows that cores gather too lie in a ring of page-locked buffers, one more than batches live.
+    """
+    sampler, graph = sampler_of(request.user_sampler, candidate), request.graph
+    if draws_on_gpu(request, sampler):
+        return {}
+    batch_size, threads = request.workload.batch_size, candidate.threads.sample
+    seeds = seeds_per_rank(batch_size, candidate.num_ranks)
+    largest = BatchTail.of(request.profile.batch(seeds))
+    vertices, edges, nodes = largest.vertices, largest.edges, graph.num_nodes
+    ahead = candidate.prefetch_depth if threads else 0
+    live = live_batches(ahead, steps_per_epoch(graph.num_train, batch_size))
+    parts = {
+        "sampling": sampling_bytes(vertices, edges, nodes, threads),
+        "batches": batch_bytes(vertices, edges, 0, live),
+        **node_parts(request, candidate),
+    }
+    if request.sparse:
+        rows = locked_bytes(RING_SPARE * vertices * FLOAT_BYTES * graph.feature_dim)
+        parts["batches"] += (live + 1) * rows
+        parts["location table"] = code_bytes(nodes) * nodes
+    return parts
 
 
 def _largest_rows(request: Request, candidate: Candidate) -> tuple[float, float]:

@@ -199,6 +199,36 @@ def test_gpus_of_sparse_features_are_priced_as_fed_by_cores(
             pipeline.search_for(sparse, replace(SETTINGS, **changes), box)
 
 
+def test_gpus_whose_sampler_changes_while_training_are_priced_with_cores_that_draw(
+    small_graph: Graph, skewed: Profile
+) -> None:
+    box, work = load_preset("hgx-h100"), replace(WORK, allow="approximate")
+    fixed = replace(
+        SETTINGS, devices=2, workload=work, sampler="las", sampler_parameters={"factor": 2}
+    )
+    changing = replace(fixed, sampler_parameters={"factor": 2, "schedule": "measured"})
+    search = pipeline.search_for(small_graph, changing, box)
+    explored = search.explore()
+    assert {each.candidate.topology.policy for each in explored.priced} == {"host"}
+    assert {each.candidate.policy for each in explored.priced} > {"none", "degree"}
+    ref, batch = search.request.graph, search.request.profile.batch(BATCH // 2)
+    known = load_preset("cpu-2core")
+    for each in explored.priced:
+        stages, candidate = each.prediction.stages, each.candidate
+        edge, vertex = (rate(known, ref, candidate).seconds for rate in (edge_rate, vertex_rate))
+        drawn = sum(e.mean for e in batch.edges) * edge + batch.vertices[-1].mean * vertex
+        assert stages["sample"] == pytest.approx(drawn)
+        assert "table sample_edge" in each.prediction.provenance["sample"]
+        assert "lines per row over the machine's links" in each.prediction.provenance["gather"]
+        assert each.prediction.memory_bytes["host0"].parts["sampling"] > 0
+    by_gpus = pipeline.search_for(small_graph, fixed, box).explore().priced
+    assert min(each.seconds for each in by_gpus) != min(each.seconds for each in explored.priced)
+    assert {each.candidate.topology.policy for each in by_gpus} >= {"host", "replicated"}
+    words = "topology auto or host with sampler las, by which cores draw .* another sampler, or add"
+    with pytest.raises(SettingsError, match=words):
+        pipeline.search_for(small_graph, replace(changing, topology="replicated"), box)
+
+
 @pytest.mark.usefixtures("little_reading")
 def test_features_beyond_the_host_go_to_disk(
     small_graph: Graph, skewed: Profile, tmp_path: Path

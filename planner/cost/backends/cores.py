@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from gnnplan.planner.candidate import Candidate, PlacedRows
+from gnnplan.planner.candidate import Candidate, PlacedRows, RankRows
 from gnnplan.planner.cost.backends.backend import (
     Backend,
     Parts,
@@ -195,6 +195,25 @@ def copied_times(work: RankWork) -> RankTimes:
         ),
         in_turn=True,
     )
+
+
+def drawn_times(work: RankWork, gathered: RankTimes) -> RankTimes:
+    """Price a GPU's rank whose batches a core draws, and whose rows it gathers itself.
+
+    Blocks, ids and labels cross the links once; `gathered` are the times without drawing.
+    """
+    copied = copied_times(replace(work, rows=RankRows(rows={}, working_rows={}, shares={})))
+    ids = ID_BYTES * work.batch.vertices[-1].mean
+    ids *= copy_seconds_per_byte(work.machine, work.candidate)[work.rank]
+    moved, filled = gathered.stages[Stage.COPY], copied.stages[Stage.BATCH]
+    stages = {
+        Stage.SAMPLE: copied.stages[Stage.SAMPLE],
+        Stage.COPY: replace(moved, seconds=moved.seconds + ids),
+        Stage.BATCH: filled,
+    }
+    more = ids + filled.seconds - gathered.seconds(Stage.BATCH)
+    device = replace(gathered.device, links=gathered.device.links + more)
+    return replace(gathered.with_stages(stages), device=device, in_turn=True)
 
 
 def _cores(work: RankWork) -> dict[str, int]:
