@@ -24,6 +24,7 @@ from gnnplan.planner.cost.request import (
     steps_per_epoch,
 )
 from gnnplan.runtime.features.disk import staging_bytes
+from gnnplan.runtime.sampling.seeds import order_bytes
 
 DISK_BUDGET_BYTES = 64 * 2**20
 """Most bytes of buffers and index in which a rank reads rows of the disk."""
@@ -76,8 +77,16 @@ def passing_parts(
     request: Request, candidate: Candidate, placed: PlacedRows
 ) -> list[dict[str, int]]:
     """Return the bytes of its host that each GPU's batches pass through, by what they hold."""
-    drawn = drawn_parts(request, candidate)
+    drawn = ordered_parts(request, candidate) | drawn_parts(request, candidate)
     return [drawn | read for read in disk_parts(request, candidate, placed)]
+
+
+def ordered_parts(request: Request, candidate: Candidate) -> dict[str, int]:
+    """Return the bytes in which a rank orders the seeds, or links, of an epoch."""
+    graph = request.graph
+    by_parts = candidate.partition != "none" and candidate.batching == "independent"
+    size = order_bytes(graph.num_train, links=graph.task == "link", by_parts=by_parts)
+    return {"seeds": size}
 
 
 def drawn_parts(request: Request, candidate: Candidate) -> dict[str, int]:

@@ -15,7 +15,7 @@ from gnnplan.planner.array_cache import declare_final
 from gnnplan.planner.candidate import Candidate, PlacedRows, RankRows
 from gnnplan.planner.cost.cache_model import Shares, cross_validate
 from gnnplan.planner.cost.graph_memory import host_parts
-from gnnplan.planner.cost.host_memory import disk_bytes, drawn_parts
+from gnnplan.planner.cost.host_memory import disk_bytes, drawn_parts, ordered_parts
 from gnnplan.planner.cost.memory import (
     code_bytes,
     gpu_capacity,
@@ -70,7 +70,8 @@ def gpu_room(
         )
         return min(nodes, max(0, left - held) // stored) if shared_host else 0
 
-    each = process + sum(drawn_parts(request, candidate).values())
+    passed = ordered_parts(request, candidate) | drawn_parts(request, candidate)
+    each = process + sum(passed.values())
     on_host = rows_beside(each)
     if on_host < nodes:
         on_host = rows_beside(each + disk_bytes(request, candidate))

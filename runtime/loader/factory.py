@@ -283,7 +283,7 @@ class LoaderParts:
 
     def _first_stages(self) -> tuple[AbstractStage, AbstractStage]:
         if self.cooperation is not None:
-            seeds = SeedsStage(self.cooperation.schedule(), self.dialect)
+            seeds = SeedsStage(self.cooperation.schedule, self.dialect)
             return seeds, self._shared_stage(self.cooperation)
         workload, edge_ids = self.plan.workload, not self._as_blocks
         if isinstance(self.schedule, LinkSchedule):
@@ -441,7 +441,7 @@ class LoaderParts:
 
     def _make_schedule(self) -> SeedSchedule | LinkSchedule:
         if self.cooperation is not None:
-            return self.cooperation.schedule()
+            return self.cooperation.schedule
         made: Any = LinkSchedule if self.graph.task == "link" else SeedSchedule
         if made is SeedSchedule and self.plan.strategy.partition != "none" and not self._lent:
             parts = load_array(self.plan, self._folder, "partition")
