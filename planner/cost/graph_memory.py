@@ -61,6 +61,16 @@ def node_parts(request: Request, candidate: Candidate) -> dict[str, int]:
     return {name: size * request.graph.num_nodes for name, size in each.items() if size}
 
 
+def core_draw_bytes(request: Request, candidate: Candidate) -> int:
+    """Return the bytes by node in which a rank's cores draw, beside relabelling tables.
+
+    Those of a stack are the stack's.
+    """
+    spec = find_sampler(sampler_of(request.user_sampler, candidate).name)
+    threads = max(1, candidate.threads.sample) if candidate.bulk_batches == 1 else 0
+    return spec.draw_bytes * request.graph.num_nodes * threads
+
+
 def host_parts(request: Request, candidate: Candidate) -> dict[str, int]:
     """Return the bytes of the graph that a host holds for its ranks, by what they hold.
 

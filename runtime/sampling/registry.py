@@ -120,6 +120,8 @@ class SamplerSpec:
     """Whether a vertex is drawn, or not, for all lists that hold it."""
     node_bytes: int = 0
     """Most bytes per node of the graph that a rank keeps for it beside lists and weights."""
+    draw_bytes: int = 0
+    """Bytes per node of the graph that a thread on cores draws in, beside its relabelling table."""
     auto_parameters: tuple[dict[str, float | str], ...] = ()
     """Parameters that sampler auto tries, the preferred ones first; empty: not tried."""
 
@@ -167,7 +169,12 @@ _KAPPA: dict[str, Value] = {"kappa": 1, "dependence": "smooth", "layer_dependent
 
 
 def _layerwise(
-    name: str, draws: Draws, parameters: dict[str, Value], *, node_bytes: int = 0
+    name: str,
+    draws: Draws,
+    parameters: dict[str, Value],
+    *,
+    node_bytes: int = 0,
+    draw_bytes: int = 0,
 ) -> SamplerSpec:
     """Make the entry of a sampler by layers.
 
@@ -190,6 +197,7 @@ def _layerwise(
         lone=lambda _: "a layer's probabilities are sums over the whole batch",
         launches="layers",
         node_bytes=node_bytes,
+        draw_bytes=draw_bytes,
     )  # fmt: skip
 
 
@@ -245,8 +253,9 @@ SAMPLERS: dict[str, SamplerSpec] = {spec.name: spec for spec in (
     ),
     _layerwise("ladies", Draws.WITHOUT_REPLACEMENT, {"norm": "fro", **_KAPPA}),
     _layerwise("pladies", Draws.POISSON, {"norm": "fro", **_KAPPA}),
-    # Its one law for all batches: each column's id and probability, and a row or a prefix sum.
-    _layerwise("fastgcn", Draws.REPLACEMENT, {}, node_bytes=24),
+    # Its one law for all batches: each column's id, probability and prefix sum; and, on cores, when
+    # a dart first hit it.
+    _layerwise("fastgcn", Draws.REPLACEMENT, {}, node_bytes=24, draw_bytes=8),
     # factor      preference for local vertices; over: neighbor | ladies (with sizes)
     # schedule    fixed, or measured: the factor starts there and follows the share of data movement
     #             in each epoch (`locality.FactorSchedule`)
