@@ -5,6 +5,7 @@ batches the host draws keeps none of them.
 """
 
 from gnnplan.planner.candidate import Candidate
+from gnnplan.planner.cost.memory import BatchTail
 from gnnplan.planner.cost.rates import (
     INDPTR_BYTES,
     indices_bytes,
@@ -69,6 +70,21 @@ def core_draw_bytes(request: Request, candidate: Candidate) -> int:
     spec = find_sampler(sampler_of(request.user_sampler, candidate).name)
     threads = max(1, candidate.threads.sample) if candidate.bulk_batches == 1 else 0
     return spec.draw_bytes * request.graph.num_nodes * threads
+
+
+def listed_bytes(request: Request, candidate: Candidate, batch: BatchProfile) -> int:
+    """Return the bytes in which a GPU draws from whole lists, of all batches of a stack.
+
+    k (a D + b E) of D neighbours in the lists that the largest batch expands and E edges, k batches
+    to a stack, and a and b bytes of the sampler.
+    """
+    sampler = sampler_of(request.user_sampler, candidate)
+    if not draws_on_gpu(request, sampler):
+        return 0
+    listed, drawn = find_sampler(sampler.name).list_bytes(parameters_of(sampler))
+    largest = BatchTail.of(batch)
+    each = listed * batch.list_entries * largest.scale + drawn * largest.edges
+    return round(candidate.bulk_batches * each)
 
 
 def host_parts(request: Request, candidate: Candidate) -> dict[str, int]:

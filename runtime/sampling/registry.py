@@ -122,6 +122,9 @@ class SamplerSpec:
     """Most bytes per node of the graph that a rank keeps for it beside lists and weights."""
     draw_bytes: int = 0
     """Bytes per node of the graph that a thread on cores draws in, beside its relabelling table."""
+    list_bytes: Callable[[Values], tuple[int, int]] = lambda _: (0, 0)
+    """Most bytes in which a GPU draws, from its parameters: per neighbour in the lists that a hop
+    expands, and per edge drawn of them; (0, 0) where it lays out no whole lists."""
     auto_parameters: tuple[dict[str, float | str], ...] = ()
     """Parameters that sampler auto tries, the preferred ones first; empty: not tried."""
 
@@ -151,6 +154,24 @@ def _labor_lone(values: Values) -> str:
     return "LABOR-i takes a maximum over all rows of the batch that may draw a vertex"
 
 
+def _neighbor_list_bytes(values: Values) -> tuple[int, int]:
+    if values["weights"] == "none" and values["draws"] != "poisson":
+        return (0, 0) if values["draws"] == "without-replacement" else (20, 0)
+    return 60, 290
+
+
+def _labor_list_bytes(values: Values) -> tuple[int, int]:
+    if number("labor", values, "kappa") > 1:
+        return 220, 0
+    if values["variant"] == 0 and values["weights"] == "none":
+        return (0, 0) if values["form"] == "poisson" else (60, 0)
+    return 140, 0
+
+
+def _las_list_bytes(values: Values) -> tuple[int, int]:
+    return LAYER_LIST_BYTES if values["over"] == "ladies" else (80, 0)
+
+
 def _neighbor_law(law: SamplingLaw, values: Values) -> SamplingLaw:
     del values
     if law.draws is Draws.WITHOUT_REPLACEMENT and not law.unequal:
@@ -166,6 +187,15 @@ def _las_law(law: SamplingLaw, values: Values) -> SamplingLaw:
 
 
 _KAPPA: dict[str, Value] = {"kappa": 1, "dependence": "smooth", "layer_dependent": 0}
+
+
+LAYER_LIST_BYTES, DEPENDENT_LAYER_LIST_BYTES = (145, 0), (205, 0)
+"""Bytes in which a GPU draws a layer, as `SamplerSpec.list_bytes` says."""
+
+
+def _layer_list_bytes(values: Values) -> tuple[int, int]:
+    dependent = "kappa" in values and number("ladies", values, "kappa") > 1
+    return DEPENDENT_LAYER_LIST_BYTES if dependent else LAYER_LIST_BYTES
 
 
 def _layerwise(
@@ -196,6 +226,7 @@ def _layerwise(
         abilities=frozenset(["stacks", "grid"]),
         lone=lambda _: "a layer's probabilities are sums over the whole batch",
         launches="layers",
+        list_bytes=_layer_list_bytes,
         node_bytes=node_bytes,
         draw_bytes=draw_bytes,
     )  # fmt: skip
@@ -230,6 +261,7 @@ SAMPLERS: dict[str, SamplerSpec] = {spec.name: spec for spec in (
         local_form="las",
         reads_chosen=True,
         is_probed=True,
+        list_bytes=_neighbor_list_bytes,
         launches="hops",
     ),
     # variant    0, a number of passes, or star; form: poisson | exact_k
@@ -248,6 +280,7 @@ SAMPLERS: dict[str, SamplerSpec] = {spec.name: spec for spec in (
         is_expected=True,
         lone=_labor_lone,
         one_draw_per_vertex=True,
+        list_bytes=_labor_list_bytes,
         # Its estimators: the others are for stricter users and for attention.
         auto_parameters=({}, {"estimator": "horvitz-thompson"}, {"estimator": "plain"}),
     ),
@@ -276,6 +309,7 @@ SAMPLERS: dict[str, SamplerSpec] = {spec.name: spec for spec in (
         lone=lambda _: "it prefers what a rank holds, so ranks would draw different subgraphs",
         local_form="las",
         launches="local",
+        list_bytes=_las_list_bytes,
         node_bytes=1,  # hops to the nearest local vertex
     ),
 )}  # fmt: skip
