@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from gnnplan.planner.candidate import Candidate, make_candidate
 from gnnplan.planner.cost.backends.gpu_lanes import has_lanes
+from gnnplan.planner.cost.host_memory import DISK_BUDGET_BYTES
 from gnnplan.planner.cost.request import row_bytes
 from gnnplan.planner.cost.stages.exchange_gpu import peer_way
 from gnnplan.planner.cost.stages.gather_gpu import gather_programs
@@ -108,10 +109,6 @@ def used_sources(tables: list[Codes], named: list[Source]) -> tuple[list[Source]
         for codes in distinct:
             renumber(codes, numbers)
     return [named[i] for i in kept], tables
-
-
-DISK_BUDGET_BYTES = 64 * 2**20
-"""Most bytes of direct reads that a rank holds in flight and staged."""
 
 
 def assemble(

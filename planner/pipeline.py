@@ -53,6 +53,7 @@ from gnnplan.planner.search.samplers import (
     fix_placement,
     plan_sampler,
     sampler_words,
+    why_fed_by_cores,
     with_samplers,
 )
 from gnnplan.planner.search.search import Search, SearchResult, best_over_samplers
@@ -329,6 +330,7 @@ def _search(
     brief: bool,
 ) -> Search:
     parts = functools.cache(functools.partial(_parts, graph))
+    by_cores = plans_gpus(machine) and why_fed_by_cores(graph, settings)
     draws = None
     if not settings.quick:
         from gnnplan.planner.profile.draws import GraphDraws  # on use: with torch
@@ -347,7 +349,7 @@ def _search(
             user_sampler=plan_sampler(settings),
             self_loops=self_loops,
             sparse=graph.x_csr is not None,
-            core_rates=rates_of_such_cores(machine) if graph.x_csr is not None else {},
+            core_rates=rates_of_such_cores(machine) if by_cores else {},
             every_hop=settings.dialect == "every_hop",
             budgets=Budgets(
                 device_bytes=settings.device_memory_bytes, host_bytes=settings.host_memory_bytes

@@ -5,6 +5,7 @@ batches the host draws keeps none of them.
 """
 
 from gnnplan.planner.candidate import Candidate
+from gnnplan.planner.cost.memory import BatchTail
 from gnnplan.planner.cost.rates import (
     INDPTR_BYTES,
     indices_bytes,
@@ -14,7 +15,7 @@ from gnnplan.planner.cost.rates import (
 from gnnplan.planner.cost.request import Request, sampler_of
 from gnnplan.planner.workload import BatchProfile
 from gnnplan.runtime.graph.dataset import is_typed
-from gnnplan.runtime.plan.schema import Sampler
+from gnnplan.runtime.plan.schema import Sampler, Workload
 from gnnplan.runtime.sampling.registry import find_sampler, parameters_of, why_on_host
 
 ADDRESS_BYTES = 8
@@ -61,18 +62,46 @@ def node_parts(request: Request, candidate: Candidate) -> dict[str, int]:
     return {name: size * request.graph.num_nodes for name, size in each.items() if size}
 
 
+def core_draw_bytes(request: Request, candidate: Candidate) -> int:
+    """Return the bytes by node in which a rank's cores draw, beside relabelling tables.
+
+    Those of a stack are the stack's.
+    """
+    spec = find_sampler(sampler_of(request.user_sampler, candidate).name)
+    threads = max(1, candidate.threads.sample) if candidate.bulk_batches == 1 else 0
+    return spec.draw_bytes * request.graph.num_nodes * threads
+
+
+def listed_bytes(request: Request, candidate: Candidate, batch: BatchProfile) -> int:
+    """Return the bytes in which a GPU draws from whole lists, of all batches of a stack.
+
+    k (a D + b E) of D neighbours in the lists that the largest batch expands and E edges, k batches
+    to a stack, and a and b bytes of the sampler.
+    """
+    sampler = sampler_of(request.user_sampler, candidate)
+    if not draws_on_gpu(request, sampler):
+        return 0
+    listed, drawn = find_sampler(sampler.name).list_bytes(parameters_of(sampler))
+    largest = BatchTail.of(batch)
+    each = listed * batch.list_entries * largest.scale + drawn * largest.edges
+    return round(candidate.bulk_batches * each)
+
+
 def host_parts(request: Request, candidate: Candidate) -> dict[str, int]:
     """Return the bytes of the graph that a host holds for its ranks, by what they hold.
 
-    The lists, which ranks on cores may have in parts instead; a typed graph's sorted by type, once
-    for all ranks (of GPUs, while they start or are scored); and for each rank where nodes' rows
-    stand in tables by type.
+    The lists, which ranks on cores may have in parts instead; weights by which cores draw; a typed
+    graph's lists sorted by type, once for all ranks (of GPUs, while they start or are scored); and
+    for each rank where nodes' rows stand in tables by type.
 
     Source: docs/formulas.md 8.10.
     """
     graph, batches = request.graph, request.profile.batches
+    sampler = sampler_of(request.user_sampler, candidate)
     in_ranks = candidate.topology.policy == "partitioned" and not candidate.gpus
     found = {"topology": 0 if in_ranks else topology_bytes(graph)}
+    if draws_by_weights(sampler) and not (candidate.gpus and draws_on_gpu(request, sampler)):
+        found["edge weights"] = WEIGHT_BYTES * graph.num_edges
     if is_typed(request.workload):
         types = max((len(batch.edge_types) for batch in batches), default=0)
         ends = INDPTR_BYTES * (graph.num_nodes * max(1, types) + 1)
@@ -89,11 +118,22 @@ def draws_by_weights(sampler: Sampler) -> bool:
 
 def draws_on_gpu(request: Request, sampler: Sampler) -> bool:
     """Return whether a GPU draws the batches of a plan with that sampler, else the host."""
-    if request.sparse:
-        return False
-    links, types = request.graph.task == "link", is_typed(request.workload)
-    can = bool(find_sampler(sampler.name).gpu)
-    return can and not why_on_host(sampler, links=links, types=types)
+    task, work = request.graph.task, request.workload
+    return not why_cores_draw(task, work, sampler, sparse=request.sparse)
+
+
+def why_cores_draw(task: str, workload: Workload, sampler: Sampler, *, sparse: bool) -> str:
+    """Say what of a plan for GPUs makes cores draw its batches; empty where the GPUs draw them.
+
+    >>> why_cores_draw("multiclass", Workload(), Sampler(), sparse=True)
+    'sparse features, which cores gather for GPUs'
+    """
+    if sparse:
+        return "sparse features, which cores gather for GPUs"
+    why = why_on_host(sampler, links=task == "link", types=is_typed(workload))
+    if not find_sampler(sampler.name).gpu:
+        why = "it has no form on GPUs"
+    return f"sampler {sampler.name}, by which cores draw for GPUs ({why})" if why else ""
 
 
 def _topology_bytes(request: Request, candidate: Candidate, batch: BatchProfile) -> int:

@@ -257,12 +257,14 @@ def gpu_parts(
     budgets: Budgets,
     *,
     captured_bytes: int = 0,
+    listed_bytes: int = 0,
 ) -> dict[str, int]:
     """Return the bytes of a rank on a GPU: context, allocator's reserve, and a batch being drawn.
 
     A batch being drawn takes two ids per edge, and a relabelling table of two ids per vertex at
-    half load (docs/formulas.md 8.10 [A10]). A cache keeps the codes of its rows beside those of the
-    table that it replaces. What it keeps of the graph is `graph_memory.graph_parts`.
+    half load (docs/formulas.md 8.10 [A10]); from whole lists `listed_bytes` more. A cache keeps the
+    codes of its rows beside those of the table that it replaces. What it keeps of the graph is
+    `graph_memory.graph_parts`.
     """
     largest = BatchTail.of(batch)
     drawn = round(2 * ID_BYTES * largest.edges + 2 * 2 * ID_BYTES * largest.vertices)
@@ -274,7 +276,7 @@ def gpu_parts(
     return directory | {
         "context": int(rate_per_rank(machine, MachineTable.GPU_CONTEXT, candidate)),
         "reserve": round(RESERVE * gpu_capacity(machine, candidate, rank, budgets)),
-        "sampling": captured_bytes + drawn,
+        "sampling": captured_bytes + drawn + listed_bytes,
     }
 
 
@@ -381,18 +383,24 @@ def gpu_memory_use(
     parts: list[dict[str, int]],
     candidate: Candidate,
     held: Mapping[str, int],
+    passing: Sequence[Mapping[str, int]],
     placed: PlacedRows,
     row_bytes: int,
     machine: MachineModel,
     budgets: Budgets,
 ) -> dict[str, MemoryUse]:
-    """Hold every GPU's and host's parts against its capacity, as `memory_use`."""
+    """Hold every GPU's and host's parts against its capacity, as `memory_use`.
+
+    `passing` are the parts of each rank's host that its batches pass through.
+    """
     sizes = [gpu_capacity(machine, candidate, g, budgets) for g in range(candidate.num_ranks)]
     found = _rank_uses(parts, placed, row_bytes, sizes, slot_bytes(candidate))
     process = int(rate_per_rank(machine, MachineTable.GPU_PROCESS, candidate))
     for host, ranks in ranks_by_host(machine, candidate).items():
         name, size = host_bytes(machine, host, budgets)
         shared = _host_parts(process * len(ranks), placed, row_bytes, held)
+        for part in sorted({part for rank in ranks for part in passing[rank]}):
+            shared[part] = sum(passing[rank].get(part, 0) for rank in ranks)
         found[name] = sum_parts(shared, size)
     return found
 

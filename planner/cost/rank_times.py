@@ -36,6 +36,8 @@ class RankWork:
     """Whether a hop expands every vertex again, not only new ones."""
     sparse: bool = False
     """Whether rows are sparse, so that cores draw and gather batches also for GPUs."""
+    drawn_by_cores: bool = False
+    """Whether cores draw the batches, also for GPUs."""
     core_rates: Mapping[str, Table] = field(default_factory=dict[str, Table])
     """Tables of drawing and gathering, of cores like the machine's, where it has none."""
     captured_bytes: int = 0
@@ -48,7 +50,7 @@ class RankWork:
     @property
     def draws_on_gpu(self) -> bool:
         """Whether a GPU draws the batches."""
-        return self.candidate.kind == "cuda" and not self.sparse
+        return self.candidate.kind == "cuda" and not self.drawn_by_cores
 
     @property
     def parameters(self) -> Mapping[str, float | str]:

@@ -15,6 +15,7 @@ from gnnplan.planner.array_cache import declare_final
 from gnnplan.planner.candidate import Candidate, PlacedRows, RankRows
 from gnnplan.planner.cost.cache_model import Shares, cross_validate
 from gnnplan.planner.cost.graph_memory import host_parts
+from gnnplan.planner.cost.host_memory import disk_bytes, drawn_parts, ordered_parts
 from gnnplan.planner.cost.memory import (
     code_bytes,
     gpu_capacity,
@@ -60,13 +61,20 @@ def gpu_room(
         for size, rank in sizes.items()
     )
     process = int(machine.table("gpu_process").at(ranks=float(candidate.num_ranks)))
-    host = min(
-        host_bytes(machine, host, request.budgets)[1] - process * len(ranks)
-        for host, ranks in ranks_by_host(machine, candidate).items()
-    )
-    host -= sum(host_parts(request, candidate).values())
-    nodes = request.graph.num_nodes
-    on_host = min(nodes, max(0, host) // stored) if shared_host else 0
+    nodes, held = request.graph.num_nodes, sum(host_parts(request, candidate).values())
+
+    def rows_beside(rank_bytes: int) -> int:
+        left = min(
+            host_bytes(machine, host, request.budgets)[1] - rank_bytes * len(ranks)
+            for host, ranks in ranks_by_host(machine, candidate).items()
+        )
+        return min(nodes, max(0, left - held) // stored) if shared_host else 0
+
+    passed = ordered_parts(request, candidate) | drawn_parts(request, candidate)
+    each = process + sum(passed.values())
+    on_host = rows_beside(each)
+    if on_host < nodes:
+        on_host = rows_beside(each + disk_bytes(request, candidate))
     own -= most_in_transit(request, candidate, disk=on_host < nodes)
     return max(0, own), on_host
 
@@ -143,7 +151,11 @@ def capacity(request: Request, candidate: Candidate, *, shared_host: bool) -> Ca
     if request.budgets.host_bytes is not None:
         host = min(host, request.budgets.host_bytes)
     mapped = sum(host_parts(request, candidate).values())
-    left = max(0, host - mapped - request.launcher_bytes - here * private)
+    left = host - mapped - request.launcher_bytes - here * private
+    if not shared_host or left < nodes * stored:  # the others may be on the disk
+        read = disk_bytes(request, candidate)
+        private, left = private + read, left - here * read
+    left = max(0, left)
     host_rows = min(nodes, left // stored) if shared_host else 0
     own_bytes = (left - host_rows * stored) // here
     if request.budgets.device_bytes is not None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from gnnplan.planner.cost.graph_memory import why_cores_draw
 from gnnplan.planner.cost.link_use import LinkUse, PlanRoutes
 from gnnplan.planner.errors import SettingsError
 from gnnplan.planner.machine.model import MachineModel
@@ -140,7 +141,9 @@ def simulate(
     check_replayable(plan)
     if batches is not None and batches < 1:
         raise SettingsError(f"--batches: expected at least 1, found {batches}")
-    graph = open_plan_graph(plan)
+    graph, on_gpus = open_plan_graph(plan), plans_gpus(machine)
+    if on_gpus:
+        _refuse_cores(plan, graph)
     ways = PlanRoutes(machine, plan)
     ranks, links, work = list[RankCounts](), dict[str, LinkUse](), list[list[BatchCounts]]()
     for rank in range(plan.num_ranks):
@@ -150,7 +153,6 @@ def simulate(
         ranks.append(counts)
         work.append(mine)
         ways.add(links, rank, total.by_server(), total.row_bytes())
-    on_gpus = plans_gpus(machine)
     return Simulation(
         plan_id=plan.plan_id,
         machine=machine.name,
@@ -170,6 +172,17 @@ def simulate(
         | ({"topology_links": "derived: counted edges at the sizes GPUs read"} if on_gpus else {}),
         notes=_notes(plan, machine, on_gpus=on_gpus),
     )
+
+
+def _refuse_cores(plan: Plan, graph: Graph) -> None:
+    """Refuse GPUs for batches that cores make: no route or rate here is that of their copies."""
+    sampler, sparse = plan.strategy.sampler, graph.x_csr is not None
+    why = why_cores_draw(str(graph.task), plan.workload, sampler, sparse=sparse)
+    if why:
+        raise SettingsError(
+            f"simulate: expected batches that GPUs draw and gather themselves, found {why}; name a "
+            "--machine of cores alone, or train the plan and look at its report"
+        )
 
 
 def open_plan_graph(plan: Plan) -> Graph:

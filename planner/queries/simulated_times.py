@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gnnplan.planner.candidate import Candidate, RankRows, list_cores, make_candidate
-from gnnplan.planner.cost.backends.gpu import copy_seconds, gpu_reduced, reduce_starts
+from gnnplan.planner.cost.backends.gpu import gpu_reduced, reduce_starts
 from gnnplan.planner.cost.link_use import LinkUse, PlanRoutes
 from gnnplan.planner.cost.pipeline_time import finish_times
 from gnnplan.planner.cost.rates import edge_rate, vertex_rate
@@ -29,7 +29,7 @@ from gnnplan.planner.cost.stages.gather_gpu import (
     memory_seconds_per_byte,
     read_seconds,
 )
-from gnnplan.planner.cost.stages.host import Starts, loader_starts, start_seconds
+from gnnplan.planner.cost.stages.host import Starts, copy_seconds, loader_starts, start_seconds
 from gnnplan.planner.cost.stages.sample import (
     NEIGHBOUR_BYTES,
     OFFSETS_BYTES,

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from gnnplan.planner.candidate import Candidate
+from gnnplan.planner.cost.graph_memory import why_cores_draw
 from gnnplan.planner.cost.request import sampler_of
 from gnnplan.planner.errors import SettingsError
 from gnnplan.planner.settings import AUTO_SAMPLER, PlanSettings, SamplerChoice, refuse_changed
@@ -102,26 +103,38 @@ def _others(settings: PlanSettings) -> list[SamplerChoice]:
     return found
 
 
-def fed_by_cores(settings: PlanSettings) -> PlanSettings:
-    """Return the settings with what GPUs can do whose batches cores draw and gather."""
-    return replace(settings, policy="none", topology="host", batching="independent")
+def why_fed_by_cores(graph: Graph, settings: PlanSettings) -> str:
+    """Say what of a plan for GPUs makes cores draw its batches; empty where the GPUs draw them."""
+    sampler, sparse = plan_sampler(settings), graph.x_csr is not None
+    return why_cores_draw(str(graph.task), settings.workload, sampler, sparse=sparse)
+
+
+def fed_by_cores(settings: PlanSettings, *, sparse: bool) -> PlanSettings:
+    """Return the settings with what GPUs can do whose batches cores draw, and gather if `sparse`.
+
+    Lists are read where the cores are.
+    """
+    policy = "none" if sparse else settings.policy
+    return replace(settings, policy=policy, topology="host", batching="independent")
 
 
 def fix_placement(graph: Graph, settings: PlanSettings, *, gpus: bool = False) -> PlanSettings:
     """Return the settings with the only placement that cores have for features by node type.
 
     Raises:
-        SettingsError: GPUs are to keep or share what cores gather of sparse features for them.
+        SettingsError: GPUs are to keep or share what cores draw or gather for them.
     """
-    if gpus and graph.x_csr is not None:
-        expected = "the default with sparse features, which cores gather for GPUs"
-        refuse_changed(settings, ("replication", "owner"), expected)
-        for name, only in (("policy", "none"), ("topology", "host"), ("batching", "independent")):
-            if (found := getattr(settings, name)) not in ("auto", only):
+    if gpus and (why := why_fed_by_cores(graph, settings)):
+        refuse_changed(settings, ("replication", "owner"), f"the default with {why}")
+        sparse = graph.x_csr is not None
+        other = "import it with --features dense" if sparse else "choose another sampler"
+        fixed = fed_by_cores(settings, sparse=sparse)
+        for name in ("policy", "topology", "batching"):
+            found, only = getattr(settings, name), getattr(fixed, name)
+            if found not in ("auto", only):
                 raise SettingsError(
-                    f"{graph.name}: expected {name} auto or {only} with sparse features, which "
-                    f"cores gather for GPUs, found {found}; import it with --features dense, or "
-                    "add --cores"
+                    f"{graph.name}: expected {name} auto or {only} with {why}, found {found}; "
+                    f"{other}, or add --cores"
                 )
     return replace(settings, policy="none") if graph.x_by_type and not gpus else settings
 

@@ -27,6 +27,7 @@ from gnnplan.planner.cost.backends.gpu_lanes import (
     step_shapes,
     timed_gain,
 )
+from gnnplan.planner.cost.graph_memory import draws_on_gpu
 from gnnplan.planner.cost.memory import gpu_capacity, size_text
 from gnnplan.planner.cost.model import batch_and_timing, predict
 from gnnplan.planner.cost.request import Request, seeds_per_rank, steps_per_epoch
@@ -341,8 +342,8 @@ class Search(SearchInputs):
     def explore(self) -> SearchResult:
         """Price every candidate, and say which choices could not be priced."""
         request = self.request
-        fed = request.sparse and plans_gpus(request.machine)
-        settings = fed_by_cores(self.settings) if fed else self.settings
+        fed = plans_gpus(request.machine) and not draws_on_gpu(request, request.user_sampler)
+        settings = fed_by_cores(self.settings, sparse=request.sparse) if fed else self.settings
         policy = settings.policy
         asked = ProposalInputs(
             settings=settings,

@@ -5,8 +5,8 @@ shows the plan's sum; other ranks are told. Of the peers whose rows the location
 of the host are mapped where the plan says so and the devices can; rows of the others are exchanged.
 """
 
-import functools
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -39,6 +39,7 @@ from gnnplan.runtime.features.gather_triton import DeviceTable
 from gnnplan.runtime.features.location import SOURCE_BITS, SOURCE_MASK, LocationTable, encode
 from gnnplan.runtime.features.peer import DeviceExchange
 from gnnplan.runtime.features.store import (
+    OwnRows,
     build_tiers,
     open_host_rows,
     own_row_parts,
@@ -168,9 +169,7 @@ class _Opening:
         # The device holds the rank's own rows: nobody reads these.
         self.no_rows = np.empty((0, served.width), row_dtype(plan.strategy.features.storage_dtype))
         self.dense, self.tiers = build_tiers(graph, plan, rank, served, self.no_rows, comm, threads)
-        self.read_own_parts = functools.partial(
-            own_row_parts, served, plan, rank=rank, hosts=held, comm=comm, threads=threads
-        )
+        self.own_rows = OwnRows(served, plan, rank, self.own_ids[rank], held, comm, threads)
         self.on_host = [n for n, each in self.dense.items() if each.kind == "host"]
         by_type = [(t, numbers) for t, numbers in self.tiers if isinstance(t, TypedHost)]
         self.on_host += [number for _, numbers in by_type for number in numbers]
@@ -229,7 +228,7 @@ class _Opening:
 
     def _own(self) -> Tensor:
         """Copy this rank's rows to its device as far as they find room; tell the other ranks."""
-        ids, width, dtype = self.own_ids[self.rank], self.graph.feature_dim, self.no_rows.dtype
+        ids, width, dtype = self.own_rows.ids, self.graph.feature_dim, self.no_rows.dtype
         if not any(source.kind in ("own", "peer") for source in self.location.sources):
             ids = ids[:0]
         planned, stored = ids.size, torch_dtype(self.no_rows)
@@ -237,7 +236,7 @@ class _Opening:
             planned, self._room(word_multiple(width * dtype.itemsize)),
             lambda count: padded_rows(count, width, stored, self.device),
         )  # fmt: skip
-        for part, rows in self.read_own_parts(ids[: table.shape[0]]):
+        for part, rows in own_row_parts(replace(self.own_rows, ids=ids[: table.shape[0]])):
             table[part].copy_(as_tensor(rows))
         kept = {self.rank: table.shape[0]}
         if self.exchanging and self.together:

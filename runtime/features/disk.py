@@ -232,6 +232,30 @@ LEAST_IDS = 256
 """Least number of ids that a budget must leave room to sort."""
 
 
+def size_requests(
+    row_bytes: int, budget_bytes: int, queue_depth: int = DEFAULT_DEPTH
+) -> tuple[int, int]:
+    """Return the bytes of a request's buffer, and the number of buffers within a budget."""
+    # A row may begin and end inside a block: up to one block more than its own length.
+    least_bytes = direct.round_up(row_bytes) + direct.BLOCK_BYTES
+    room_bytes = min(3 * budget_bytes // 4, budget_bytes - LEAST_IDS * INDEX_BYTES_PER_ID)
+    share_bytes = direct.round_down(room_bytes // queue_depth)
+    request_bytes = max(least_bytes, min(MOST_REQUEST_BYTES, share_bytes))
+    return request_bytes, max(1, min(queue_depth, room_bytes // request_bytes, MOST_THREADS))
+
+
+def staging_bytes(num_rows: int, row_bytes: int, budget_bytes: int) -> int:
+    """Return the most bytes in which a tier reads so many rows at once: buffers and index.
+
+    >>> staging_bytes(1000, 400, 64 << 20) - staging_bytes(0, 400, 64 << 20)
+    48000
+    """
+    request_bytes, depth = size_requests(row_bytes, budget_bytes)
+    buffer_bytes = depth * request_bytes
+    most_ids = max(0, budget_bytes - buffer_bytes) // INDEX_BYTES_PER_ID
+    return buffer_bytes + min(num_rows, most_ids) * INDEX_BYTES_PER_ID
+
+
 class Disk(AbstractTier):
     """Tier of the rows of a .npy file (num_rows, feature_dim), read by aligned direct reads."""
 
@@ -245,12 +269,8 @@ class Disk(AbstractTier):
         """
         self.rows = direct.read_header(path)
         self.budget = ByteBudget(budget_bytes, "disk tier")
-        # A row may begin and end inside a block: up to one block more than its own length.
-        least_bytes = direct.round_up(self.rows.row_bytes) + direct.BLOCK_BYTES
-        room_bytes = min(3 * budget_bytes // 4, budget_bytes - LEAST_IDS * INDEX_BYTES_PER_ID)
-        share_bytes = direct.round_down(room_bytes // queue_depth)
-        self.request_bytes = max(least_bytes, min(MOST_REQUEST_BYTES, share_bytes))
-        self.queue_depth = max(1, min(queue_depth, room_bytes // self.request_bytes, MOST_THREADS))
+        sizes = size_requests(self.rows.row_bytes, budget_bytes, queue_depth)
+        self.request_bytes, self.queue_depth = sizes
         self.budget.reserve("buffers", self.queue_depth * self.request_bytes)
         with self.budget.holding("index", LEAST_IDS * INDEX_BYTES_PER_ID):
             self._file, self.is_direct = direct.open_file(path)

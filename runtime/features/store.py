@@ -7,6 +7,7 @@ store over another one (`cache`); a dataset with a table per node type has a sto
 
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -192,7 +193,7 @@ def open_store(
     """
     location, own_ids = read_location(graph, plan, plan_folder, rank)
     served, hosts = open_host_rows(graph, plan, plan_folder, rank, location, threads)
-    own = load_own_rows(served, plan, own_ids[rank], rank, hosts, comm, threads)
+    own = load_own_rows(OwnRows(served, plan, rank, own_ids[rank], hosts, comm, threads))
     dense, tiers = build_tiers(graph, plan, rank, served, own, comm, threads)
     store = FeatureStore(location, dense, tiers, graph.feature_dim, threads=threads)
     cache = plan.strategy.features.cache
@@ -277,48 +278,53 @@ def build_tiers(
     return dense, tiers
 
 
-def load_own_rows(
-    served: Served,
-    plan: Plan,
-    ids: NDArray[np.int64],
-    rank: int,
-    hosts: HostRows,
-    comm: Communicator | None,
-    threads: int,
-) -> NDArray[Any]:
-    """Copy this rank's rows into an array, as `own_row_parts` reads them."""
-    stored = row_dtype(plan.strategy.features.storage_dtype)
-    table = np.empty((ids.size, served.width), stored)
-    for part, rows in own_row_parts(served, plan, ids, rank, hosts, comm, threads, into=table):
+@dataclass(frozen=True, eq=False, slots=True)
+class OwnRows:
+    """Rows that a rank keeps, and where it reads them."""
+
+    served: Served
+    """Rows of the dataset, as this rank's host holds them."""
+    plan: Plan
+    rank: int
+    ids: NDArray[np.int64]
+    """Node in each slot."""
+    hosts: HostRows
+    comm: Communicator | None
+    """Communicator for rows that this host lacks; None for one on the default group."""
+    threads: int
+
+    @property
+    def stored(self) -> np.dtype[Any]:
+        """Return the dtype in which the plan stores rows."""
+        return row_dtype(self.plan.strategy.features.storage_dtype)
+
+
+def load_own_rows(own: OwnRows) -> NDArray[Any]:
+    """Copy a rank's rows into an array, as `own_row_parts` reads them."""
+    table = np.empty((own.ids.size, own.served.width), own.stored)
+    for part, rows in own_row_parts(own, into=table):
         if rows.base is not table:
             table[part] = rows
     return table
 
 
 def own_row_parts(
-    served: Served,
-    plan: Plan,
-    ids: NDArray[np.int64],
-    rank: int,
-    hosts: HostRows,
-    comm: Communicator | None,
-    threads: int,
-    *,
-    into: NDArray[Any] | None = None,
+    own: OwnRows, *, into: NDArray[Any] | None = None
 ) -> Iterator[tuple[slice, NDArray[Any]]]:
-    """Read this rank's rows of `served` part by part, in the plan's storage dtype.
+    """Read a rank's rows part by part, in the plan's storage dtype.
 
-    Yields the places of a part among `ids` and its rows, a view of `into` where the dataset stores
-    rows in its dtype. Rows that this host lacks come from another host; the parts are collective
-    then. Storage that would change values needs a plan that is `approximate`.
+    Yields the places of a part among `own.ids` and its rows, a view of `into` where the dataset
+    stores rows in its dtype. Rows that this host lacks come from another host; the parts are
+    collective then. Storage that would change values needs a plan that is `approximate`.
     """
-    stored, whole = row_dtype(plan.strategy.features.storage_dtype), np.dtype(np.float32)
+    served, plan, ids, stored = own.served, own.plan, own.ids, own.stored
+    whole = np.dtype(np.float32)
     lacking, changed = None, False
     count = max(1, _PART_BYTES // max(1, whole.itemsize * served.width))
     num_parts = -(-ids.size // count)
-    if not hosts.all_everywhere:
-        everyone = _all_ranks(comm, plan)
-        lacking = LackingRows(hosts, served, rank, everyone)
+    if not own.hosts.all_everywhere:
+        everyone = _all_ranks(own.comm, plan)
+        lacking = LackingRows(own.hosts, served, own.rank, everyone)
         num_parts = max(everyone.all_gather_objects(num_parts))
     for number in range(num_parts):
         part = slice(number * count, (number + 1) * count)
@@ -326,7 +332,7 @@ def own_row_parts(
         block = None if into is None or served.dtype != stored else into[part]
         if block is None:
             block = np.empty((some.size, served.width), served.dtype)
-        served.take(some, block, threads=threads)
+        served.take(some, block, threads=own.threads)
         if lacking is not None:
             lacking.fill(some, block)
         rows = convert_rows(block, stored)

@@ -7,6 +7,7 @@ batch and the rows of another may be on their way at once. Every rank enters eac
 GPUs make batches on the training thread, which issues every collective in one order, and need none.
 """
 
+import functools
 from dataclasses import replace
 from typing import Any
 
@@ -64,8 +65,9 @@ class Cooperation:
         self._plan, self._graph = plan, graph
         self.wire_dtype = row_dtype(plan.strategy.features.storage_dtype)
 
+    @functools.cached_property
     def schedule(self) -> "CooperativeSeeds":
-        """Make the schedule of the seeds that this rank owns."""
+        """Schedule of the seeds that this rank owns."""
         workload = self._plan.workload
         return CooperativeSeeds(
             self._graph.train_idx,

@@ -58,7 +58,7 @@ from gnnplan.runtime.loader.stages import (
 )
 from gnnplan.runtime.loader.topology import Topology, sort_lists
 from gnnplan.runtime.meter import StageMeter
-from gnnplan.runtime.models.weights import count_self_loops, fill_weights
+from gnnplan.runtime.models.weights import count_degrees, fill_weights
 from gnnplan.runtime.plan.io import load_array
 from gnnplan.runtime.plan.schema import Plan, Sampler
 from gnnplan.runtime.processor import processor_of
@@ -283,7 +283,7 @@ class LoaderParts:
 
     def _first_stages(self) -> tuple[AbstractStage, AbstractStage]:
         if self.cooperation is not None:
-            seeds = SeedsStage(self.cooperation.schedule(), self.dialect)
+            seeds = SeedsStage(self.cooperation.schedule, self.dialect)
             return seeds, self._shared_stage(self.cooperation)
         workload, edge_ids = self.plan.workload, not self._as_blocks
         if isinstance(self.schedule, LinkSchedule):
@@ -410,15 +410,16 @@ class LoaderParts:
 
     def _weights(self) -> Any:
         """Build the function that fills a batch's edge weights, from full degrees for GCN."""
-        workload, graph = self.plan.workload, self.graph
-        degree = loops = None
-        if workload.model == "gcn" and self._as_blocks and workload.gcn_norm == "full":
-            degree = graph.indptr[1:] - graph.indptr[:-1]
-            loops = count_self_loops(graph.indptr, graph.indices)
+        workload, lists = self.plan.workload, (self.graph.indptr, self.graph.indices)
+        full = workload.model == "gcn" and self._as_blocks and workload.gcn_norm == "full"
+        count = functools.cache(lambda: count_degrees(*lists) if full else (None, None))
+        if not self.place.samples:  # a device that draws has degrees of its own
+            count()
 
         def fill(batch: MiniBatch) -> MiniBatch:
             if not self._as_blocks:
                 return batch
+            degree, loops = count()
             if batch.exchanges:
                 return fill_cooperative_weights(batch, workload, degree, loops)
             return fill_weights(batch, workload, degree, self_loops=loops)
@@ -441,7 +442,7 @@ class LoaderParts:
 
     def _make_schedule(self) -> SeedSchedule | LinkSchedule:
         if self.cooperation is not None:
-            return self.cooperation.schedule()
+            return self.cooperation.schedule
         made: Any = LinkSchedule if self.graph.task == "link" else SeedSchedule
         if made is SeedSchedule and self.plan.strategy.partition != "none" and not self._lent:
             parts = load_array(self.plan, self._folder, "partition")
@@ -469,10 +470,8 @@ class LoaderParts:
             )
             if found is not None:
                 return found
-        threads = self.plan.strategy.threads.gather
-        return open_store(
-            self.graph, self.plan, self._folder, self.rank, comm=comm, threads=threads
-        )
+        where, threads = (self.plan, self._folder, self.rank), self.plan.strategy.threads.gather
+        return open_store(self.graph, *where, comm=comm, threads=threads)
 
 
 def _type_of_rows(plan: Plan, graph: Graph, asked: torch.dtype | None) -> torch.dtype:

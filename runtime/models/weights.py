@@ -57,6 +57,13 @@ def count_self_loops(indptr: NDArray[Any], indices: NDArray[Any]) -> NDArray[np.
     return loops if _count_self_loops(indptr, indices, loops) else None
 
 
+def count_degrees(
+    indptr: NDArray[Any], indices: NDArray[Any]
+) -> tuple[NDArray[np.int64], NDArray[np.int32] | None]:
+    """Count each vertex's neighbours, int64 (num_nodes,), and of these its self-loops, as above."""
+    return indptr[1:] - indptr[:-1], count_self_loops(indptr, indices)
+
+
 @_jit
 @no_type_check
 def _gcn_block(indptr, indices, e_id, weight, full, inverse_root, out_indptr, arrays):

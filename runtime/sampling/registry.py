@@ -120,6 +120,11 @@ class SamplerSpec:
     """Whether a vertex is drawn, or not, for all lists that hold it."""
     node_bytes: int = 0
     """Most bytes per node of the graph that a rank keeps for it beside lists and weights."""
+    draw_bytes: int = 0
+    """Bytes per node of the graph that a thread on cores draws in, beside its relabelling table."""
+    list_bytes: Callable[[Values], tuple[int, int]] = lambda _: (0, 0)
+    """Most bytes in which a GPU draws, from its parameters: per neighbour in the lists that a hop
+    expands, and per edge drawn of them; (0, 0) where it lays out no whole lists."""
     auto_parameters: tuple[dict[str, float | str], ...] = ()
     """Parameters that sampler auto tries, the preferred ones first; empty: not tried."""
 
@@ -149,6 +154,24 @@ def _why_labor_is_not_shared(values: Values) -> str:
     return "LABOR-i takes a maximum over all rows of the batch that may draw a vertex"
 
 
+def _neighbor_list_bytes(values: Values) -> tuple[int, int]:
+    if values["weights"] == "none" and values["draws"] != "poisson":
+        return (0, 0) if values["draws"] == "without-replacement" else (20, 0)
+    return 60, 290
+
+
+def _labor_list_bytes(values: Values) -> tuple[int, int]:
+    if number("labor", values, "kappa") > 1:
+        return 220, 0
+    if values["variant"] == 0 and values["weights"] == "none":
+        return (0, 0) if values["form"] == "poisson" else (60, 0)
+    return 140, 0
+
+
+def _las_list_bytes(values: Values) -> tuple[int, int]:
+    return LAYER_LIST_BYTES if values["over"] == "ladies" else (80, 0)
+
+
 def _neighbor_law(law: SamplingLaw, values: Values) -> SamplingLaw:
     del values
     if law.draws is Draws.WITHOUT_REPLACEMENT and not law.unequal:
@@ -166,8 +189,22 @@ def _las_law(law: SamplingLaw, values: Values) -> SamplingLaw:
 _KAPPA: dict[str, Value] = {"kappa": 1, "dependence": "smooth", "layer_dependent": 0}
 
 
+LAYER_LIST_BYTES, DEPENDENT_LAYER_LIST_BYTES = (145, 0), (205, 0)
+"""Bytes in which a GPU draws a layer, as `SamplerSpec.list_bytes` says."""
+
+
+def _layer_list_bytes(values: Values) -> tuple[int, int]:
+    dependent = "kappa" in values and number("ladies", values, "kappa") > 1
+    return DEPENDENT_LAYER_LIST_BYTES if dependent else LAYER_LIST_BYTES
+
+
 def _layerwise(
-    name: str, draws: Draws, parameters: dict[str, Value], *, node_bytes: int = 0
+    name: str,
+    draws: Draws,
+    parameters: dict[str, Value],
+    *,
+    node_bytes: int = 0,
+    draw_bytes: int = 0,
 ) -> SamplerSpec:
     """Make the entry of a sampler by layers.
 
@@ -189,7 +226,9 @@ def _layerwise(
         abilities=frozenset(["stacks", "grid"]),
         why_not_shared=lambda _: "a layer's probabilities are sums over the whole batch",
         launches="layers",
+        list_bytes=_layer_list_bytes,
         node_bytes=node_bytes,
+        draw_bytes=draw_bytes,
     )  # fmt: skip
 
 
@@ -222,6 +261,7 @@ SAMPLERS: dict[str, SamplerSpec] = {spec.name: spec for spec in (
         local_form="las",
         reads_chosen=True,
         is_probed=True,
+        list_bytes=_neighbor_list_bytes,
         launches="hops",
     ),
     # variant    0, a number of passes, or star; form: poisson | exact_k
@@ -240,13 +280,15 @@ SAMPLERS: dict[str, SamplerSpec] = {spec.name: spec for spec in (
         is_expected=True,
         why_not_shared=_why_labor_is_not_shared,
         one_draw_per_vertex=True,
+        list_bytes=_labor_list_bytes,
         # Its estimators: the others are for stricter users and for attention.
         auto_parameters=({}, {"estimator": "horvitz-thompson"}, {"estimator": "plain"}),
     ),
     _layerwise("ladies", Draws.WITHOUT_REPLACEMENT, {"norm": "fro", **_KAPPA}),
     _layerwise("pladies", Draws.POISSON, {"norm": "fro", **_KAPPA}),
-    # Its one law for all batches: each column's id and probability, and a row or a prefix sum.
-    _layerwise("fastgcn", Draws.REPLACEMENT, {}, node_bytes=24),
+    # Its one law for all batches: each column's id, probability and prefix sum; and, on cores, when
+    # a dart first hit it.
+    _layerwise("fastgcn", Draws.REPLACEMENT, {}, node_bytes=24, draw_bytes=8),
     # factor      preference for local vertices; over: neighbor | ladies (with sizes)
     # schedule    fixed, or measured: the factor starts there and follows the share of data movement
     #             in each epoch (`locality.FactorSchedule`)
@@ -269,6 +311,7 @@ SAMPLERS: dict[str, SamplerSpec] = {spec.name: spec for spec in (
         ),
         local_form="las",
         launches="local",
+        list_bytes=_las_list_bytes,
         node_bytes=1,  # hops to the nearest local vertex
     ),
 )}  # fmt: skip

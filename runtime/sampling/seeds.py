@@ -18,6 +18,25 @@ from gnnplan.runtime.sampling.compiled import kernel
 from gnnplan.runtime.sampling.exclusion import check_pairs
 from gnnplan.runtime.sampling.rng import Purpose, key_kernel, stream, value_kernel
 
+ID_BYTES = 8
+PARTS_COPIES = 10
+"""Arrays as long as the seeds, at most, while an epoch's order by parts is made."""
+
+
+def order_bytes(num_seeds: int, *, links: bool = False, by_parts: bool = False) -> int:
+    """Return the most bytes that one rank takes for an epoch's order, with the last epoch's.
+
+    8 (3 n + 2^b) of n seeds: two orders, the keys that are sorted, and the ends of 2^b >= n
+    buckets. Links have ids besides; parts are dealt by more arrays.
+
+    >>> order_bytes(1000), order_bytes(1000, links=True)
+    (32192, 40192)
+    """
+    if by_parts:
+        return PARTS_COPIES * ID_BYTES * num_seeds
+    buckets = 1 << max(1, (num_seeds - 1).bit_length())
+    return ID_BYTES * ((4 if links else 3) * num_seeds + buckets)
+
 
 class SeedSchedule:
     """The seeds of every (epoch, step) for one rank; any thread may ask.
@@ -116,11 +135,11 @@ class SeedSchedule:
                 f"expected batch_size >= 1 and 0 <= rank < num_ranks, found batch_size "
                 f"{self.batch_size}, rank {self.rank}, num_ranks {self.num_ranks}; correct them"
             )
-        distinct = len(np.unique(self.train_idx))
-        if distinct != len(self.train_idx):
+        ordered = np.sort(self.train_idx)
+        if repeated := np.count_nonzero(ordered[1:] == ordered[:-1]):
             raise SamplerError(
-                f"expected distinct training nodes, found {len(self.train_idx) - distinct} "
-                "repetitions; remove them from train_idx"
+                f"expected distinct training nodes, found {repeated} repetitions; remove them from "
+                "train_idx"
             )
         if self.num_steps == 0:
             raise SamplerError(

@@ -2,6 +2,7 @@
 
 import gc
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,10 @@ import triton.language as tl
 from triton import knobs
 from triton.runtime.errors import InterpreterError
 
+from gnnplan.planner.cost.graph_memory import listed_bytes
+from gnnplan.planner.cost.memory import Budgets, gpu_parts
 from gnnplan.planner.cost.stages.exchange_gpu import rows_in_transit
+from gnnplan.planner.probe.presets import load_preset
 from gnnplan.runtime.comm.collectives import Communicator
 from gnnplan.runtime.emulation.gpu import EmulatedGpu
 from gnnplan.runtime.emulation.memory import BLOCK_BYTES, OrderError
@@ -23,13 +27,19 @@ from gnnplan.runtime.emulation.threads import start, stop
 from gnnplan.runtime.errors import InputError
 from gnnplan.runtime.features.device_rows import padded_rows
 from gnnplan.runtime.features.peer import DeviceExchange
+from gnnplan.runtime.plan.schema import Sampler
 from gnnplan.runtime.processor import EMULATED, EmulatedProcessor, processor_of
+from gnnplan.runtime.sampling.build import build_device_sampler
 from gnnplan.runtime.sampling.gpu import topology as topology_module
 from gnnplan.runtime.sampling.gpu.layerwise import DeviceLayerwiseSampler
 from gnnplan.runtime.sampling.gpu.topology import DeviceTopology
 from gnnplan.runtime.sampling.layerwise import LayerwiseSampler
+from gnnplan.runtime.sampling.minibatch import Request
 from gnnplan.runtime.sampling.registry import SAMPLERS
 from gnnplan.runtime.train.streams import AbstractStreams, EmulatedStreams, streams_of
+from tests.planner.cost.by_hand import request
+from tests.support.candidates import candidate_of_ranks
+from tests.support.profiles import batch_profile, exactly
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are compiled here")
 
@@ -107,6 +117,19 @@ def test_fastgcn_begins_in_what_it_keeps(
     row = expected.graph.fixed[0]
     np.testing.assert_array_equal(sampler._fixed.ids.cpu().numpy(), row.cols)
     np.testing.assert_allclose(sampler._fixed.values.cpu().numpy(), row.values, rtol=1e-12)
+
+
+@pytest.mark.parametrize("replace", [False, True])
+def test_fastgcn_draws_a_stack_in_less_than_its_tables(gpu: EmulatedGpu, replace: bool) -> None:
+    nodes = 40_000
+    indptr, indices = np.arange(nodes + 1), np.roll(np.arange(nodes, dtype=np.int32), 1)
+    gpu.memory.capacity_bytes = None
+    lists = DeviceTopology.load(indptr, indices, EMULATED)
+    sampler = DeviceLayerwiseSampler(lists, [4], device=EMULATED, method="fastgcn", replace=replace)
+    before = gpu.memory.peak_bytes = gpu.memory.used_bytes
+    requests = [Request(seeds=np.arange(9) + step, epoch=0, step=step) for step in range(8)]
+    sampler.sample_stack(requests)
+    assert gpu.memory.peak_bytes - before < 8 * nodes
 
 
 @pytest.mark.parametrize("stored", [torch.float16, torch.float32])
@@ -307,3 +330,52 @@ def test_kernels_that_would_be_compiled_are_refused(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(knobs.runtime, "interpret", False)
     with pytest.raises(InputError, match="TRITON_INTERPRET=1"):
         start(EmulatedGpu())
+
+
+LAYERS: dict[str, float | str] = {"sizes": "30,30"}
+LISTING = {
+    "neighbor": ("first_seen", {}), "neighbor by weights": ("first_seen", {"weights": "graph"}),
+    "labor": ("first_seen", {}), "labor dependent": ("first_seen", {"kappa": 4}),
+    "labor exactly": ("first_seen", {"form": "exact_k"}),
+    "ladies dependent": ("every_hop", {**LAYERS, "kappa": 4}),
+    "neighbor with replacement": ("first_seen", {"draws": "replacement"}),
+    "labor star": ("first_seen", {"variant": "star"}), "ladies": ("every_hop", LAYERS),
+    "las": ("first_seen", {"factor": 2, "correction": "poisson"}),
+}  # fmt: skip
+"""Ways of drawing that lay lists out, and two that do not: expansion and parameters."""
+FIXED_BYTES = 400_000
+"""Most bytes of a draw that do not grow with its batch."""
+
+
+@pytest.mark.parametrize("way", LISTING)
+def test_lists_are_laid_out_in_the_bytes_that_are_counted(gpu: EmulatedGpu, way: str) -> None:
+    nodes, degree, seeds = 3000, 60, np.arange(30)
+    dialect, parameters = LISTING[way]
+    named = Sampler(name=way.split()[0], dialect=dialect, parameters=parameters)
+    indptr = np.arange(0, nodes * degree + 1, degree)
+    indices = np.random.default_rng(0).integers(0, nodes, nodes * degree).astype(np.int32)
+    gpu.memory.capacity_bytes = None
+    drawing = build_device_sampler(
+        named, DeviceTopology.load(indptr, indices, EMULATED), indptr, indices, [4, 4], 0,
+        device=EMULATED, edge_ids=False, local=np.arange(100),
+        edge_weight=np.linspace(0.5, 1.5, nodes * degree, dtype=np.float32),
+    )  # fmt: skip
+    drawing.sample(seeds, epoch=0, step=0)
+    before = gpu.memory.peak_bytes = gpu.memory.used_bytes
+    batch = drawing.sample(seeds, epoch=0, step=1)
+    taken = gpu.memory.peak_bytes - before
+    whole = [batch.blocks[0]] if dialect == "first_seen" else batch.blocks
+    profiled = replace(
+        batch_profile(30),
+        vertices=[exactly(float(batch.n_id.numel()))],
+        block_edges=[exactly(float(batch.blocks[0].indices.numel()))],
+        list_entries=float(degree * sum(block.num_dst for block in whole)),
+    )
+    one = candidate_of_ranks(gpus=["gpu0"])
+    asked = replace(request(), user_sampler=named)
+    listed = listed_bytes(asked, one, profiled)
+    parts = gpu_parts(
+        one, asked.graph, profiled, load_preset("siton"), 0, Budgets(), listed_bytes=listed
+    )
+    assert (listed == 0) == (way in ("neighbor", "labor"))
+    assert 0.25 * listed < taken <= parts["sampling"] + FIXED_BYTES

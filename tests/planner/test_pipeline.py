@@ -32,6 +32,8 @@ BATCH = 100
 WORK = Workload(batch_size=BATCH, hidden=8, fanouts=[5, 3])
 SETTINGS = PlanSettings(workload=WORK)
 MIB = 2**20
+READING = 64 * 1024
+"""Bytes in which a rank reads the disk in tests whose graphs have fewer bytes than is usual."""
 
 
 @pytest.fixture
@@ -138,13 +140,22 @@ def test_what_does_not_fit_is_refused_with_the_sum(
         make(small_graph, tmp_path / "p", small_host)
 
 
+@pytest.fixture
+def little_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("cost.host_memory", "assemble"):
+        monkeypatch.setattr(f"gnnplan.planner.{module}.DISK_BUDGET_BYTES", READING)
+
+
+@pytest.mark.usefixtures("little_reading")
 def test_sparse_features_are_not_planned_on_a_disk_from_which_no_run_reads_them(
     small_graph: Graph, skewed: Profile, tmp_path: Path
 ) -> None:
     sparse = with_sparse_rows(small_graph, tmp_path / "sparse")
     one = replace(SETTINGS, devices=1)
     free = make(sparse, tmp_path / "free", one).prediction.memory_bytes["host0"]
-    short = replace(one, host_memory_bytes=free.total - free.parts["features"] + 64 * 1000)
+    short = replace(
+        one, host_memory_bytes=free.total - free.parts["features"] + READING + 64 * 1000
+    )
     with pytest.raises(PlanDoesNotFit, match=r"found sparse ones, .* --features dense"):
         make(sparse, tmp_path / "p", short)
     assert not (tmp_path / "p").exists()
@@ -188,12 +199,43 @@ def test_gpus_of_sparse_features_are_priced_as_fed_by_cores(
             pipeline.search_for(sparse, replace(SETTINGS, **changes), box)
 
 
+def test_gpus_whose_sampler_changes_while_training_are_priced_with_cores_that_draw(
+    small_graph: Graph, skewed: Profile
+) -> None:
+    box, work = load_preset("hgx-h100"), replace(WORK, allow="approximate")
+    fixed = replace(
+        SETTINGS, devices=2, workload=work, sampler="las", sampler_parameters={"factor": 2}
+    )
+    changing = replace(fixed, sampler_parameters={"factor": 2, "schedule": "measured"})
+    search = pipeline.search_for(small_graph, changing, box)
+    explored = search.explore()
+    assert {each.candidate.topology.policy for each in explored.priced} == {"host"}
+    assert {each.candidate.policy for each in explored.priced} > {"none", "degree"}
+    ref, batch = search.request.graph, search.request.profile.batch(BATCH // 2)
+    known = load_preset("cpu-2core")
+    for each in explored.priced:
+        stages, candidate = each.prediction.stages, each.candidate
+        edge, vertex = (rate(known, ref, candidate).seconds for rate in (edge_rate, vertex_rate))
+        drawn = sum(e.mean for e in batch.edges) * edge + batch.vertices[-1].mean * vertex
+        assert stages["sample"] == pytest.approx(drawn)
+        assert "table sample_edge" in each.prediction.provenance["sample"]
+        assert "lines per row over the machine's links" in each.prediction.provenance["gather"]
+        assert each.prediction.memory_bytes["host0"].parts["sampling"] > 0
+    by_gpus = pipeline.search_for(small_graph, fixed, box).explore().priced
+    assert min(each.seconds for each in by_gpus) != min(each.seconds for each in explored.priced)
+    assert {each.candidate.topology.policy for each in by_gpus} >= {"host", "replicated"}
+    words = "topology auto or host with sampler las, by which cores draw .* another sampler, or add"
+    with pytest.raises(SettingsError, match=words):
+        pipeline.search_for(small_graph, replace(changing, topology="replicated"), box)
+
+
+@pytest.mark.usefixtures("little_reading")
 def test_features_beyond_the_host_go_to_disk(
     small_graph: Graph, skewed: Profile, tmp_path: Path
 ) -> None:
     one = replace(SETTINGS, devices=1)
     free = make(small_graph, tmp_path / "free", one).prediction.memory_bytes["host0"]
-    limit = free.total - free.parts["features"] + 64 * 1000
+    limit = free.total - free.parts["features"] + READING + 64 * 1000
     # Rows this short lie so near each other that a few requests read them all: slow ones here.
     slow = constant("seconds_per_read", ["read_bytes", "queue_depth"], 10e-3)
     model = machine().with_tables({"disk_read": slow})

@@ -195,15 +195,22 @@ def test_a_repeated_plan_is_the_same_to_the_byte(graph: Graph, tmp_path: Path):
     assert a == b
 
 
-def test_rows_that_host_memory_cannot_hold_are_read_from_disk(graph: Graph, tmp_path: Path):
+def test_rows_that_host_memory_cannot_hold_are_read_from_disk(
+    graph: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    for module in ("cost.host_memory", "assemble"):  # so little that few rows make room for it
+        monkeypatch.setattr(f"gnnplan.planner.{module}.DISK_BUDGET_BYTES", 1 << 16)
     made = make(
         graph,
         tmp_path / "p",
         "h200x1",
         # Rows on their way from the disk have room besides.
         device_memory_bytes=budget(graph, tmp_path / "q", "h200x1", 1, 100) + 700_000,
-        # The process, the topology, and 1000 rows of 1 KiB.
-        host_memory_bytes=3_000_000_000 + 8 * 5001 + 4 * graph.num_edges + 1000 * 1024,
+        # The process, the topology, 1000 rows of 1 KiB, and those on their way from the disk.
+        host_memory_bytes=3_000_000_000
+        + (8 * 5001 + 4 * graph.num_edges + 1000 * 1024)
+        + (1 << 16)
+        + (2 << 20),
     )
     assert made.prediction.hit_rates["rank0"]["disk"] > 0
     assert made.prediction.traffic_bytes["disk0.read"] > 0

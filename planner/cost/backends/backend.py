@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from gnnplan.planner.candidate import Candidate, PlacedRows
 from gnnplan.planner.cost.backends.gpu_lanes import captured_bytes
+from gnnplan.planner.cost.graph_memory import draws_on_gpu
 from gnnplan.planner.cost.link_use import link_of
 from gnnplan.planner.cost.memory import common_parts
 from gnnplan.planner.cost.rank_times import RankTimes, RankWork, StageTime
@@ -20,6 +21,7 @@ from gnnplan.planner.cost.request import (
     handed_row_bytes,
     not_profiled,
     row_bytes,
+    sampler_of,
     seeds_per_rank,
     steps_per_epoch,
 )
@@ -122,6 +124,10 @@ class Backend(ABC):
             user_parameters=request.user_sampler.parameters,
             every_hop=request.every_hop,
             sparse=request.sparse,
+            drawn_by_cores=not (
+                candidate.gpus
+                and draws_on_gpu(request, sampler_of(request.user_sampler, candidate))
+            ),
             core_rates=request.core_rates,
             captured_bytes=captured_bytes(request, candidate),
             workload=request.workload,

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from gnnplan.planner.candidate import Candidate, PlacedRows
+from gnnplan.planner.candidate import Candidate, PlacedRows, RankRows
 from gnnplan.planner.cost.backends.backend import (
     Backend,
     Parts,
@@ -12,7 +12,8 @@ from gnnplan.planner.cost.backends.backend import (
     timing_of,
 )
 from gnnplan.planner.cost.backends.gpu_lanes import step_compute
-from gnnplan.planner.cost.graph_memory import host_parts, node_parts
+from gnnplan.planner.cost.graph_memory import core_draw_bytes, host_parts, node_parts
+from gnnplan.planner.cost.host_memory import disk_parts, ordered_parts
 from gnnplan.planner.cost.memory import ID_BYTES, core_parts, memory_use, peer_bytes
 from gnnplan.planner.cost.rank_times import DeviceTimes, RankTimes, RankWork, StageTime
 from gnnplan.planner.cost.rates import (
@@ -110,7 +111,8 @@ class CoresBackend(Backend):
         del rank
         process = request.profile.process or ProcessCost(start_seconds=0.0, resident_bytes=0)
         parts = core_parts(candidate, request.graph, batch, process)
-        parts |= node_parts(request, candidate)
+        parts["sampling"] += core_draw_bytes(request, candidate)
+        parts |= node_parts(request, candidate) | ordered_parts(request, candidate)
         if reads_peers:
             parts["rows of peers"] = peer_bytes(candidate, batch, row_bytes(request.graph))
         return parts
@@ -119,8 +121,9 @@ class CoresBackend(Backend):
         self, request: Request, candidate: Candidate, placed: PlacedRows, parts: list[Parts]
     ) -> dict[str, MemoryUse]:
         """Hold the ranks' parts against the host's memory, which they share."""
+        read = disk_parts(request, candidate, placed)
         return memory_use(
-            parts,
+            [own | more for own, more in zip(parts, read, strict=True)],
             host_parts(request, candidate),
             placed,
             row_bytes(request.graph),
@@ -194,6 +197,25 @@ def copied_times(work: RankWork) -> RankTimes:
         ),
         in_turn=True,
     )
+
+
+def drawn_times(work: RankWork, gathered: RankTimes) -> RankTimes:
+    """Price a GPU's rank whose batches a core draws, and whose rows it gathers itself.
+
+    Blocks, ids and labels cross the links once; `gathered` are the times without drawing.
+    """
+    copied = copied_times(replace(work, rows=RankRows(rows={}, working_rows={}, shares={})))
+    ids = ID_BYTES * work.batch.vertices[-1].mean
+    ids *= copy_seconds_per_byte(work.machine, work.candidate)[work.rank]
+    moved, filled = gathered.stages[Stage.COPY], copied.stages[Stage.BATCH]
+    stages = {
+        Stage.SAMPLE: copied.stages[Stage.SAMPLE],
+        Stage.COPY: replace(moved, seconds=moved.seconds + ids),
+        Stage.BATCH: filled,
+    }
+    more = ids + filled.seconds - gathered.seconds(Stage.BATCH)
+    device = replace(gathered.device, links=gathered.device.links + more)
+    return replace(gathered.with_stages(stages), device=device, in_turn=True)
 
 
 def _cores(work: RankWork) -> dict[str, int]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from gnnplan.planner.candidate import Candidate, PlacedRows
 from gnnplan.planner.cost.backends.backend import Backend, Parts, time_to_start
-from gnnplan.planner.cost.backends.cores import copied_times
+from gnnplan.planner.cost.backends.cores import copied_times, drawn_times
 from gnnplan.planner.cost.backends.gpu_lanes import (
     GRAPH_STARTS,
     captured_bytes,
@@ -22,7 +22,8 @@ from gnnplan.planner.cost.backends.gpu_lanes import (
     has_lanes,
     step_compute,
 )
-from gnnplan.planner.cost.graph_memory import graph_parts, host_parts
+from gnnplan.planner.cost.graph_memory import graph_parts, host_parts, listed_bytes
+from gnnplan.planner.cost.host_memory import passing_parts
 from gnnplan.planner.cost.memory import gpu_memory_use, gpu_parts
 from gnnplan.planner.cost.rank_times import DeviceTimes, RankTimes, RankWork, StageTime
 from gnnplan.planner.cost.rates import MachineTable, Rate
@@ -39,9 +40,9 @@ from gnnplan.planner.cost.stages.gather_gpu import (
     read_seconds,
 )
 from gnnplan.planner.cost.stages.host import (
-    COPY_STARTS,
     REDUCE_STARTS,
     Starts,
+    copy_seconds,
     loader_starts,
     start_seconds,
 )
@@ -68,10 +69,13 @@ class GpusBackend(Backend):
     def stage_times(self, work: RankWork) -> RankTimes:
         """Price every stage, as timed on the GPU if it is here."""
         timing, candidate = work.timing, work.candidate
-        # Loops that were timed have their batches from the host, kernel by kernel.
-        timed = None if candidate.shapes is not None and candidate.shapes.drawn else timing.gpu
+        # Loops that were timed draw their batches on the GPU, which the host starts.
+        drawn = candidate.shapes is not None and candidate.shapes.drawn
+        timed = None if drawn or not work.draws_on_gpu else timing.gpu
         derived = copied_times if work.sparse else _derived_times
         found = derived(work) if timed is None else _timed_times(work, timed)
+        if not (work.draws_on_gpu or work.sparse):
+            found = drawn_times(work, found)
         reduced = gpu_reduced(work.machine, candidate, timing)
         slope = timing.slope_seconds(ranks=candidate.num_ranks, threads=candidate.threads.compute)
         stages = {**found.stages, Stage.ALL_REDUCE: StageTime.of(reduced)}
@@ -104,6 +108,7 @@ class GpusBackend(Backend):
         found = gpu_parts(
             candidate, request.graph, batch, request.machine, rank, request.budgets,
             captured_bytes=captured_bytes(request, candidate),
+            listed_bytes=listed_bytes(request, candidate, batch),
         ) | graph_parts(request, candidate, batch)  # fmt: skip
         timing = self.batch_and_timing(request, candidate)[1]
         handed = handed_row_bytes(request, candidate)
@@ -118,8 +123,9 @@ class GpusBackend(Backend):
         moving = transit_parts(request, candidate, placed)
         parts = [own | more for own, more in zip(parts, moving, strict=True)]
         return gpu_memory_use(
-            parts, candidate, held, placed, stored, request.machine, request.budgets
-        )
+            parts, candidate, held, passing_parts(request, candidate, placed), placed, stored,
+            request.machine, request.budgets,
+        )  # fmt: skip
 
     def link_bytes(
         self, request: Request, candidate: Candidate, placed: PlacedRows, exchanged: float
@@ -186,6 +192,8 @@ class _Reads:
 
         Lists that are `located` in several memories have their begins and addresses on the GPU.
         """
+        if not self.work.draws_on_gpu:
+            return 0.0
         rank = self.work.rank
         ids, offsets = (
             sum(share * table[place][rank] for place, share in places.items())
@@ -252,6 +260,8 @@ def _starts(work: RankWork, candidate: Candidate) -> Starts:
     found = loader_starts(
         candidate, len(work.batch.edges), sampler=work.sampler, every_hop=work.every_hop
     )
+    if not work.draws_on_gpu:
+        return replace(found, draw=0.0, mix=0.0)
     more = FANOUT_STARTS * more_fanouts(work.workload, len(work.batch.edge_types))
     return replace(found, draw=found.draw + more)
 
@@ -478,23 +488,3 @@ def gpu_traffic(
             for name, carried in moved.items():
                 total[name] = total.get(name, 0.0) + carried
     return total
-
-
-SEED_BYTES = 16
-"""Bytes of a seed's id and its label."""
-
-
-def copy_seconds(
-    seeds: float, seconds_per_byte: float, kernel_seconds: float, *, seed_bytes: int = SEED_BYTES
-) -> float:
-    """Return the seconds of copying seeds and labels from the host to the device.
-
-    T = 2 t_k + 16 B c: B seeds of this rank, c seconds per byte while all ranks copy, t_k of
-    launching one of the two copies. Rows are read by the GPU itself, in `gather`.
-
-    Source: derived.
-
-    >>> round(1e6 * copy_seconds(1000.0, 1e-10, 1e-5), 1)
-    21.6
-    """
-    return COPY_STARTS * kernel_seconds + seed_bytes * seeds * seconds_per_byte

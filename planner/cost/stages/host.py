@@ -183,3 +183,21 @@ def block_starts(model: str, layers: int) -> float:
     (72.0, 0.0)
     """
     return float(BLOCK_STARTS.get(model, 0) * layers)
+
+
+SEED_BYTES = 16
+"""Bytes of a seed's id and its label."""
+
+
+def copy_seconds(seeds: float, seconds_per_byte: float, kernel_seconds: float) -> float:
+    """Return the seconds of copying seeds and labels from the host to the device.
+
+    T = 2 t_k + 16 B c: B seeds of this rank, c seconds per byte while all ranks copy, t_k of
+    launching one of the two copies. Rows are read by the GPU itself, in `gather`.
+
+    Source: derived.
+
+    >>> round(1e6 * copy_seconds(1000.0, 1e-10, 1e-5), 1)
+    21.6
+    """
+    return COPY_STARTS * kernel_seconds + SEED_BYTES * seeds * seconds_per_byte

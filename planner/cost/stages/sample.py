@@ -163,23 +163,25 @@ def batch_launches(
     return common / k + law.each[0] + law.each[1] * hops
 
 
-UNPRICED = ("draws", "form", "over", "variant", "weights")
-"""Parameters that change how a GPU draws beyond what is priced."""
+PRICED = frozenset(
+    ["dependence", "estimator", "factor", "kappa", "layer_dependent", "norm", "sizes", "tolerance"]
+)
+"""Parameters that are priced, or change next to nothing of how a GPU draws."""
 
 
 def unpriced_words(sampler: str, parameters: Mapping[str, float | str]) -> str:
-    """Say which parameters a GPU's sampling is priced without; empty where there are none.
+    """Say for which parameters a GPU's sampling is not priced; empty where there are none.
 
     >>> unpriced_words("neighbor", {"weights": "graph", "draws": "without-replacement"})
-    '; priced as without weights graph'
+    '; priced for the defaults, not for weights=graph'
     """
     usual = sampler_or_unknown(sampler).parameters
     found = [
-        f"{name} {parameters[name]}"
-        for name in UNPRICED
-        if name in parameters and parameters[name] != usual.get(name)
+        f"{name}={value}"
+        for name, value in sorted(parameters.items())
+        if name not in PRICED and value != usual.get(name)
     ]
-    return f"; priced as without {', '.join(found)}" if found else ""
+    return f"; priced for the defaults, not for {', '.join(found)}" if found else ""
 
 
 def launch_words(candidate: Candidate, sampler: str) -> str:

@@ -107,7 +107,7 @@ class ProposalInputs:
     whole_lists: frozenset[int] = frozenset()
     """Numbers of GPUs of which each has room for all adjacency lists."""
     fed_by_cores: bool = False
-    """Whether cores draw and gather the batches of GPUs."""
+    """Whether cores draw the batches of GPUs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -101,7 +101,7 @@ def _of_few_ranks(asked: ProposalInputs, starts: Proposals) -> Proposals:
 def propose_more(asked: ProposalInputs, bases: Iterable[Candidate]) -> Proposals:
     """Propose the sampler's choices for the candidates whose ranks work alone."""
     if asked.fed_by_cores:
-        why = "cores make the GPUs' batches one by one, of sparse features"
+        why = "cores draw the GPUs' batches one by one"
         return Proposals(candidates=[], left_out=[each.omit(why) for each in CHOICES])
     alone = [
         b

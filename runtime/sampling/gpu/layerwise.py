@@ -8,7 +8,8 @@ in the order in which the CPU finds them. A single batch is a stack of one. The 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -52,64 +53,62 @@ class Candidates:
 
     ptr: Tensor
     batch: Tensor
+    """Batch of each entry; empty where all share one row."""
     ids: Tensor
     values: Tensor
-    shared: bool
+    sums: Tensor | None = None
+    """Prefix sums of the row that all batches share; None: each has a row of its own."""
 
     def normalised(self) -> "Candidates":
-        """Divide each row by its sum; empty rows stay."""
+        """Divide each batch's row by its sum; empty rows stay."""
         total = segment_sums(self.ptr, self.values)
         total = torch.where(total > 0, total, 1.0)[self.batch]
-        return Candidates(self.ptr, self.batch, self.ids, self.values / total, self.shared)
+        return Candidates(self.ptr, self.batch, self.ids, self.values / total)
 
     @property
     def widest(self) -> int:
         """Return at least the length of the longest row."""
         return self.ids.numel()
 
-    def for_each(self, num_batches: int) -> "Candidates":
-        """Return a row per batch: the shared row repeated, or itself."""
-        if not self.shared or num_batches == 1:
-            return replace(self, shared=False)
-        count = self.ids.numel()
-        numbers = torch.arange(num_batches, device=self.ids.device)
-        return Candidates(
-            torch.arange(num_batches + 1, device=self.ids.device) * count,
-            numbers.repeat_interleave(count),
-            self.ids.repeat(num_batches),
-            self.values.repeat(num_batches),
-            shared=False,
-        )
+    def bounds(self, num_batches: int) -> tuple[Tensor, Tensor]:
+        """Return where each batch's row begins and ends."""
+        if self.sums is None:
+            return self.ptr[:-1], self.ptr[1:]
+        return self.ptr[:1].expand(num_batches), self.ptr[1:].expand(num_batches)
+
+    def picked(self, batch: Tensor, places: Tensor, factor: Tensor) -> "Picked":
+        """Return the vertices of some entries."""
+        return Picked(batch, self.ids[places], factor)
 
 
-@dataclass(frozen=True, slots=True)
-class Picked:
-    """Vertices drawn: by batch, then by node."""
+class Picked(NamedTuple):
+    """Vertices drawn."""
 
     batch: Tensor
     ids: Tensor
     factor: Tensor
     """1 / pi, float64 (with replacement: hits / (size p))."""
 
+    def in_order(self) -> "Picked":
+        """Return them by batch, then by node."""
+        order = torch.argsort(self.ids, stable=True)
+        order = order[torch.argsort(self.batch[order], stable=True)]
+        return Picked(self.batch[order], self.ids[order], self.factor[order])
+
 
 def draw_layers(found: Candidates, law: Law, streams: StackStreams, size: int) -> Picked:
     """Draw one layer of every batch, `size` vertices each, from normalised probabilities."""
     if law.uses_darts:
-        marks, factor, rows = _by_darts(found, law, streams, size)
+        return _by_darts(found, law, streams, size).in_order()
+    words = streams.words(found.batch, found.ids)
+    if law.method is Method.LADIES:
+        marks, factor = _first(found, -torch.log(1.0 - unit(words)) / found.values, size)
+    elif law.replace:
+        marks, factor = _hits(found, streams, words, size)
     else:
-        rows = found
-        words = streams.words(rows.batch, rows.ids)
-        if law.method is Method.LADIES:
-            marks, factor = _first(rows, -torch.log(1.0 - unit(words)) / rows.values, size)
-        elif law.replace:
-            marks, factor = _hits(rows, streams, words, size)
-        else:
-            marks, factor = _poisson(rows, words, size)
+        marks, factor = _poisson(found, words, size)
     places = torch.nonzero(marks).flatten()
-    order = torch.argsort(rows.ids[places], stable=True)
-    places = places[order]
-    places = places[torch.argsort(rows.batch[places], stable=True)]
-    return Picked(rows.batch[places], rows.ids[places], factor[places])
+    return found.picked(found.batch[places], places, factor[places]).in_order()
 
 
 def _is_whole(rows: Candidates, size: int) -> Tensor:
@@ -153,70 +152,103 @@ def _hits(
     return hits > 0, hits.to(torch.float64) / expected
 
 
-def _by_darts(
-    found: Candidates, law: Law, streams: StackStreams, size: int
-) -> tuple[Tensor, Tensor, Candidates]:
-    """Throw darts numbered per batch, all at once, and count up to where the CPU stops."""
+def _by_darts(found: Candidates, law: Law, streams: StackStreams, size: int) -> Picked:
+    """Throw darts numbered per batch, all at once, and count up to where the CPU stops.
+
+    What it takes grows with the darts, not with the entries of a row that all batches share.
+    """
     device, num_batches = found.ids.device, streams.first.numel()
-    rows = found.for_each(num_batches)
-    able = segment_counts(rows.ptr, rows.values > 0)
+    begins, ends = found.bounds(num_batches)
+    able, sums = ends - begins, found.sums
+    if sums is None:
+        able = segment_counts(found.ptr, found.values > 0)
+        sums = prefix_sums(found.ptr, found.values, found.widest)
     num_darts = size if law.replace else PATIENCE * size + 64
-    sums = prefix_sums(found.ptr, found.values, found.widest)
-    sums = sums.repeat(num_batches) if found.shared else sums
     thrower = torch.arange(num_batches, device=device).repeat_interleave(num_darts)
     darts, row_ids = torch.arange(num_darts, device=device).repeat(num_batches), thrower * 0
     able_dart = able[thrower] > 0
     owner, goals = thrower[able_dart], unit(streams.words(thrower, row_ids, 2 * darts))[able_dart]
-    low, end = rows.ptr[owner], rows.ptr[owner + 1]
+    low, end = begins[owner], ends[owner]
     total = sums[end - 1]
     goals = torch.minimum(goals * total, torch.nextafter(total, torch.full_like(total, -1.0)))
     hit = upper_bounds(sums, low, end - 1, goals)
+    # Of darts that hit the same entry the first is kept: the order is stable.
+    entries, order = torch.sort(owner * found.ids.numel() + hit, stable=True)
+    fresh = torch.ones(entries.shape, dtype=torch.bool, device=device)
+    fresh[1:] = entries[1:] != entries[:-1]
     if law.replace:
-        counts = torch.bincount(hit, minlength=rows.ids.numel())
-        return counts > 0, counts.to(torch.float64) / (size * rows.values), rows
-    whole = able <= size
+        places, batch = hit[order[fresh]], owner[order[fresh]]
+        counts = torch.bincount(torch.cumsum(fresh, 0) - 1)
+        return found.picked(batch, places, counts.to(torch.float64) / (size * found.values[places]))
     # Darts arrive at rate 1.
     waits = -torch.log(1.0 - unit(streams.words(thrower, row_ids, 2 * darts + 1)))
     arrivals = torch.cumsum(waits.view(num_batches, num_darts), 1)
     times = arrivals.flatten()[able_dart]
+    is_first = torch.zeros_like(fresh)
+    is_first[order[fresh]] = True
+    row_bounds = row_ends(torch.bincount(owner, minlength=num_batches))
+    rank = segment_rank(row_bounds, owner, is_first)
+    whole, enough = able <= size, segment_counts(row_bounds, is_first) > size
     now = torch.zeros(num_batches, dtype=torch.float64, device=device)
-    number = torch.nonzero(able_dart).flatten()
-    first = torch.full(rows.ids.shape, _LATE, dtype=torch.int64, device=device)
-    first.scatter_reduce_(0, hit, number, "amin")
-    is_first = first[hit] == number
-    ends = row_ends(torch.bincount(owner, minlength=num_batches))
-    rank = segment_rank(ends, owner, is_first)
-    enough = segment_counts(ends, is_first) > size
-    taken = is_first & (rank <= size)
     last = is_first & (rank == size + 1)
     now[owner[last]] = times[last]
-    marks = torch.zeros(rows.ids.shape, dtype=torch.bool, device=device)
-    marks[hit[taken]] = True
-    in_whole, patient = whole[rows.batch], enough[rows.batch]
-    factor = -1.0 / torch.expm1(-rows.values * now[rows.batch])
-    if bool((~enough & ~whole).any()):
-        hits = (hit[is_first], times[is_first])
-        raced, late = _race_on(rows, streams, arrivals[:, -1], hits, size)
-        marks, factor = torch.where(patient, marks, raced), torch.where(patient, factor, late)
-    marks = torch.where(in_whole, rows.values > 0, marks)
-    return marks, torch.where(in_whole, 1.0, factor), rows
+    taken = is_first & (rank <= size) & (enough & ~whole)[owner]
+    places, batch = hit[taken], owner[taken]
+    factor = -1.0 / torch.expm1(-found.values[places] * now[batch])
+    parts = [found.picked(batch, places, factor), _whole_rows(found, whole, size)]
+    late = torch.nonzero(~enough & ~whole).flatten().tolist()
+    moved = streams.mixed() if late else streams
+    for number in late:
+        mine = is_first & (owner == number)
+        hits = (hit[mine], times[mine])
+        row = range(int(begins[number]), int(ends[number]))
+        parts.append(_race_on(found, row, number, moved, arrivals[number, -1], hits, size))
+    return Picked(*map(torch.cat, zip(*parts, strict=True)))
 
 
-_LATE = (1 << 62) - 1
+def _whole_rows(found: Candidates, whole: Tensor, size: int) -> Picked:
+    """Take all entries of the rows that have no more than are drawn."""
+    if found.sums is None:
+        places = torch.nonzero(whole[found.batch] & (found.values > 0)).flatten()
+        batch = found.batch[places]
+    else:
+        width = found.widest if found.widest <= size else 0
+        batch = torch.arange(whole.numel(), device=whole.device).repeat_interleave(width)
+        places = torch.arange(width, device=whole.device).repeat(whole.numel())
+    return found.picked(batch, places, torch.ones_like(batch, dtype=torch.float64))
+
+
+RACED = 1 << 18
+"""Entries of a row that race at once: a row as long as the graph takes no more memory."""
 
 
 def _race_on(
-    rows: Candidates,
+    found: Candidates,
+    row: range,
+    batch: int,
     streams: StackStreams,
     ended: Tensor,
     hits: tuple[Tensor, Tensor],
     size: int,
-) -> tuple[Tensor, Tensor]:
-    """Let columns not yet hit race on from the last dart, where the darts found too few."""
-    words = streams.mixed().words(rows.batch, rows.ids)
-    times = ended[rows.batch] - torch.log(1.0 - unit(words)) / rows.values
-    times[hits[0]] = hits[1]
-    return _first(rows, times, size)
+) -> Picked:
+    """Let entries of a batch's row not yet hit race on from the last dart, which hit too few.
+
+    `hits` are those that were hit, and when first. Among equals the earlier entry is taken.
+    """
+    (hit, hit_times), (places, best) = hits, (hits[0][:0], hits[1][:0])
+    for first in range(row.start, row.stop, RACED):
+        some = torch.arange(first, min(row.stop, first + RACED), device=places.device)
+        values = found.values[some]
+        words = streams.words(torch.full_like(some, batch), found.ids[some])
+        times = ended - torch.log(1.0 - unit(words)) / values
+        times = torch.where(values > 0, times, torch.inf)
+        inside = (hit >= first) & (hit < first + RACED)
+        times[hit[inside] - first] = hit_times[inside]
+        best, order = torch.sort(torch.cat([best, times]), stable=True)
+        best, places = best[: size + 1], torch.cat([places, some])[order[: size + 1]]
+    places, beaten = places[:size], best[size]
+    factor = -1.0 / torch.expm1(-found.values[places] * beaten)
+    return found.picked(torch.full_like(places, batch), places, factor)
 
 
 def segment_rank(ends: Tensor, owner: Tensor, marks: Tensor) -> Tensor:
@@ -328,8 +360,7 @@ class DeviceLayerwiseSampler(RequestSampler[DeviceBatch]):
         self._weight = topology.hold_weights(edge_weight, device)
         self._boost = boost
         self._ring = None if boost is None else torch.from_numpy(np.array(boost.ring)).to(device)
-        fastgcn = self.law.method is Method.FASTGCN
-        self._fixed = self._whole_graph() if fastgcn else None
+        self._fixed = self._whole_graph() if self.law.method is Method.FASTGCN else None
 
     def _sample(self, request: Request) -> DeviceBatch:
         return self.sample_stack([request])[0]
@@ -368,8 +399,7 @@ class DeviceLayerwiseSampler(RequestSampler[DeviceBatch]):
         numbers, columns = table.number(keys, [])
         found = self._fixed
         if found is None:
-            found = self._candidates(weight, numbers, columns, len(steps))
-            found = self._prefer_local(found, hop)
+            found = self._prefer_local(self._candidates(weight, numbers, columns, len(steps)), hop)
         streams = StackStreams.of(steps, hop, self.device)
         picked = draw_layers(found, self.law, streams, self.sizes[hop])
         drawn_numbers, drawn_new = table.number(
@@ -418,7 +448,7 @@ class DeviceLayerwiseSampler(RequestSampler[DeviceBatch]):
         batch = torch.div(columns, self.num_nodes, rounding_mode="floor")
         ptr = row_ends(torch.bincount(batch, minlength=num_batches))
         ids, values = columns - batch * self.num_nodes, sums * sums if count2 else sums
-        return Candidates(ptr, batch, ids, values, shared=False).normalised()
+        return Candidates(ptr, batch, ids, values).normalised()
 
     def _whole_graph(self) -> Candidates:
         """Return FastGCN's one row: sum_s A_ts^2 over the whole graph.
@@ -431,7 +461,7 @@ class DeviceLayerwiseSampler(RequestSampler[DeviceBatch]):
         values, ptr = total[ids], torch.tensor([0, ids.numel()], device=self.device)
         del total
         values /= segment_sums(ptr, values)
-        return Candidates(ptr, torch.zeros_like(ids), ids, values, shared=True)
+        return Candidates(ptr, ptr[:0], ids, values, prefix_sums(ptr, values, ids.numel()))
 
     def _add_squares(self, total: Tensor, indices: Tensor, weight: Tensor | None) -> None:
         """Add the squared entries of some rows to their columns' sums, in a fixed order."""
@@ -450,8 +480,7 @@ class DeviceLayerwiseSampler(RequestSampler[DeviceBatch]):
         near = self._ring[found.ids] <= self.num_hops - 1 - hop
         boost = torch.ones(near.shape, dtype=torch.float64, device=near.device)
         boost.masked_fill_(near, self._boost.factor)
-        boosted = Candidates(found.ptr, found.batch, found.ids, found.values * boost, shared=False)
-        return boosted.normalised()
+        return Candidates(found.ptr, found.batch, found.ids, found.values * boost).normalised()
 
     def _weights(
         self, whole: WholeRows, weight: Tensor | None, factor: Tensor, kept: Tensor, ptr: Tensor

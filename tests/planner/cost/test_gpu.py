@@ -244,11 +244,11 @@ def test_memory_of_gpus_and_hosts_by_hand():
     keeps = [RankRows(rows={}, working_rows={}, shares={}, own_rows=1000)] * 2
     placed = PlacedRows(policy="x", ranks=keeps, host_rows=500_000)
     held, budgets = {"topology": topology}, Budgets(device_bytes=2**30)
-    used = gpu_memory_use(parts, chosen, held, placed, ROW, machine, budgets)
+    used = gpu_memory_use(parts, chosen, held, [{"x": 7}] * 2, placed, ROW, machine, budgets)
     assert set(used) == {"rank0", "rank1", "host0"}
     assert used["rank0"].parts["own rows"] == 1000 * ROW
     assert used["rank0"].capacity == 2**30
-    assert used["host0"].total == 2 * 3_000_000_000 + 500_000 * ROW + topology
+    assert used["host0"].total == 2 * 3_000_000_000 + 500_000 * ROW + topology + 2 * 7
 
 
 def test_every_host_has_its_own_memory_use():
@@ -259,9 +259,10 @@ def test_every_host_has_its_own_memory_use():
         ranks=[RankRows(rows={}, working_rows={}, shares={})] * 8,
         host_rows=1,
     )
-    used = gpu_memory_use([{}] * 8, chosen, {}, placed, ROW, machine, Budgets())
+    used = gpu_memory_use([{}] * 8, chosen, {}, [{"x": 7}] * 8, placed, ROW, machine, Budgets())
     assert {"host0", "h1.host0"} <= set(used)
     assert used["host0"].parts["ranks"] == 4 * 3_000_000_000
+    assert used["h1.host0"].parts["x"] == 4 * 7
 
 
 def test_copies_to_gpus_of_one_switch_share_its_port():

@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from gnnplan.planner.cost.graph_memory import host_parts, node_parts
@@ -16,7 +17,7 @@ from gnnplan.planner.cost.memory import (
     tail,
 )
 from gnnplan.planner.cost.model import predict
-from gnnplan.planner.cost.request import Request
+from gnnplan.planner.cost.request import Request as PlanningRequest
 from gnnplan.planner.errors import PlanDoesNotFit
 from gnnplan.planner.pipeline import graph_ref
 from gnnplan.planner.workload import Spread
@@ -26,6 +27,8 @@ from gnnplan.runtime.graph.generate import generate_typed
 from gnnplan.runtime.loader.loader import PlannedLoader
 from gnnplan.runtime.plan.schema import Sampler
 from gnnplan.runtime.sampling.build import build_sampler
+from gnnplan.runtime.sampling.memory import Ledger
+from gnnplan.runtime.sampling.minibatch import Request
 from tests.planner.cost.by_hand import BATCH, GRAPH, NODES, candidate, price, request, rows
 from tests.support.inprocess import run_in_process
 from tests.support.plans import make_plan
@@ -41,6 +44,7 @@ def test_memory_parts_add_up_by_hand() -> None:
         "sampling": 8 * NODES + 16 * 10_000 + 8 * 20_000,
         "batches": 10_000 * 408 + 4 * 20_000,
         "location table": 4 * NODES,
+        "seeds": 8 * (3 * 10_000 + 2**14),
         "own rows": 0,
     }
     host = found["host0"]
@@ -90,7 +94,7 @@ def test_no_more_batches_are_alive_than_an_epoch_has() -> None:
     assert alive == pytest.approx([3 * alone, 3 * alone, 2 * alone, alone], abs=2)
 
 
-def typed_request(graph: Graph) -> Request:
+def typed_request(graph: Graph) -> PlanningRequest:
     """A request for a typed graph, whose profile says how many types it has."""
     types = types_of(graph)
     asked = request()
@@ -155,6 +159,23 @@ def test_what_a_sampler_keeps_by_node_is_counted_on_cores(name: str, small_graph
     parts = node_parts(asked, candidate())
     assert set(parts) == {"sampler tables"}
     assert 0.8 * parts["sampler tables"] <= held <= parts["sampler tables"]
+
+
+def test_what_a_thread_draws_by_node_is_counted_on_cores(small_graph: Graph) -> None:
+    named = Sampler(name="fastgcn", dialect="every_hop", parameters={"sizes": "20,10"})
+    made: Any = build_sampler(named, small_graph.indptr, small_graph.indices, [20, 10], 0)
+    ledger, requests = Ledger(), [Request(seeds=np.arange(9), epoch=0, step=0)]
+    made.stack.sample(requests, made._make_table(), ledger)
+    taken = max(scratch for _, scratch in ledger.moments)
+    asked = replace(request(), graph=graph_ref(small_graph), user_sampler=named)
+    plain = replace(asked, user_sampler=Sampler())
+    for loaders in (0, 1, 2):
+        sums = [
+            predict(each, candidate(loaders=loaders), rows(host=1e4)).memory_bytes["rank0"].parts
+            for each in (asked, plain)
+        ]
+        more = sums[0]["sampling"] - sums[1]["sampling"]
+        assert 0.95 * more <= max(1, loaders) * taken <= max(1, loaders) * 1000 + more
 
 
 def test_gcns_degrees_are_counted_on_cores() -> None:

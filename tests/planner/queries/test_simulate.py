@@ -25,7 +25,7 @@ from gnnplan.runtime.plan.schema import DynamicCache, Sampler, Threads, Topology
 from gnnplan.runtime.report import RankReport
 from tests.support.locations import cached_arrays
 from tests.support.machines import machine
-from tests.support.plans import change_strategy, make_plan
+from tests.support.plans import change_strategy, make_plan, with_sparse_rows
 
 OWN = np.arange(0, 3000, 3, dtype=np.int64)
 
@@ -348,3 +348,32 @@ def test_the_command_prints_one_json_document(
     assert "counted" in capsys.readouterr().out
     assert main(["simulate", str(folder), "--machine", "cpu-2core", "--batches", "0"]) == 2
     assert main(["simulate", str(tmp_path / "nowhere")]) == 2
+
+
+def test_sparse_rows_are_counted_on_cores_and_refused_on_gpus_which_do_not_gather_them(
+    small_graph: Graph, tmp_path: Path
+) -> None:
+    sparse, folder = with_sparse_rows(small_graph, tmp_path / "sparse"), tmp_path / "plan"
+    make_plan(sparse, folder)
+    meter = StageMeter()
+    loader = PlannedLoader(folder, sparse, rank=0, size=1, meter=meter)
+    for _ in loader:
+        pass
+    loader.close()
+    found = simulate(folder, machine())
+    assert found.ranks[0].rows_by_source == nonzero(meter.totals()[0])
+    assert found.ranks[0].bytes_by_source == nonzero(meter.totals()[1])
+    assert found.times.step_seconds is not None
+    with pytest.raises(SettingsError, match=r"found sparse .* --machine of cores alone"):
+        simulate(folder, load_preset("siton"))
+
+
+def test_a_sampler_whose_batches_cores_draw_is_refused_on_gpus(
+    small_graph: Graph, tmp_path: Path
+) -> None:
+    parameters = {"factor": 2.0, "schedule": "measured"}
+    make_plan(small_graph, tmp_path, sampler=Sampler(name="las", parameters=parameters))
+    with pytest.raises(SettingsError, match="found sampler las, by which cores draw"):
+        simulate(tmp_path, load_preset("siton"), batches=1)
+    found = simulate(tmp_path, machine(), batches=1)
+    assert found.notes[-1].startswith("the locality factor of later epochs follows")

@@ -206,8 +206,12 @@ def test_gcn_draws_its_batches_within_the_step_and_the_margin_is_told(
 
 
 def test_batches_with_rows_from_the_disk_are_copied_into_the_step(
-    graph: Graph, tmp_path: Path
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("GNNPLAN_CACHE", str(tmp_path / "cache"))
+    for module in ("cost.host_memory", "assemble"):  # so little that few rows make room for it
+        monkeypatch.setattr(f"gnnplan.planner.{module}.DISK_BUDGET_BYTES", 1 << 16)
+    graph = generate_rmat(tmp_path / "g", num_nodes=2048, degree=6, feature_dim=100, seed=2)
     free = made(graph, tmp_path / "free", step="captured")
     host = next(use for name, use in free.prediction.memory_bytes.items() if name == "host0")
     room = host.total - 100 * graph.row_bytes

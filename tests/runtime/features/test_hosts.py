@@ -21,6 +21,7 @@ from gnnplan.runtime.errors import PlanError
 from gnnplan.runtime.features import store as store_module
 from gnnplan.runtime.features.peer import HostRows
 from gnnplan.runtime.features.store import (
+    OwnRows,
     load_own_rows,
     open_host_rows,
     open_store,
@@ -211,7 +212,7 @@ def test_own_rows_come_part_by_part_on_ranks_that_keep_unlike_numbers_of_them(
         location, own_ids = read_location(*here)
         served, hosts = open_host_rows(*here, location, 1)
         ids = own_ids[comm.rank]
-        found = load_own_rows(served, plan, ids, comm.rank, hosts, comm, 1)
+        found = load_own_rows(OwnRows(served, plan, comm.rank, ids, hosts, comm, 1))
         np.testing.assert_array_equal(found, _rows(graph)[ids])
         return -(-ids.size // 40)
 

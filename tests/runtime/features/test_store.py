@@ -13,6 +13,7 @@ from gnnplan.runtime.errors import BudgetExceeded, DatasetError, PlanError
 from gnnplan.runtime.features import store as store_module
 from gnnplan.runtime.features.store import (
     AbstractFeatureStore,
+    OwnRows,
     load_own_rows,
     open_host_rows,
     open_store,
@@ -179,10 +180,11 @@ def test_rows_of_another_type_are_converted_part_by_part(
     location, own_ids = read_location(graph, plan, folder, 0)
     served, hosts = open_host_rows(graph, plan, folder, 0, location, 1)
     ids = own_ids[0]
-    load_own_rows(served, rounded, ids[:1], 0, hosts, None, 1)  # compiled before it is measured
+    compiled = OwnRows(served, rounded, 0, ids[:1], hosts, None, 1)
+    load_own_rows(compiled)  # before it is measured
     tracemalloc.start()
     try:
-        rows = load_own_rows(served, rounded, ids, 0, hosts, None, 1)
+        rows = load_own_rows(OwnRows(served, rounded, 0, ids, hosts, None, 1))
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -190,7 +192,7 @@ def test_rows_of_another_type_are_converted_part_by_part(
     np.testing.assert_array_equal(rows.view(np.uint16), expected.view(np.uint16))
     assert peak < 1.5 * rows.nbytes
     with pytest.raises(PlanError, match="stored as bfloat16 differ from the dataset's float32"):
-        load_own_rows(served, plan, ids, 0, hosts, None, 1)
+        load_own_rows(OwnRows(served, plan, 0, ids, hosts, None, 1))
 
 
 def test_a_range_of_typed_rows_takes_the_memory_of_the_range_alone() -> None:

@@ -13,10 +13,12 @@ from gnnplan.runtime.comm.collectives import Communicator
 from gnnplan.runtime.errors import InputError, SlowerPathWarning, forget_warnings
 from gnnplan.runtime.graph.dataset import Graph
 from gnnplan.runtime.graph.generate import generate_sbm
+from gnnplan.runtime.loader import factory
 from gnnplan.runtime.loader.loader import PlannedLoader
 from gnnplan.runtime.meter import StageMeter
 from gnnplan.runtime.models.adjacency import torch_blocks
 from gnnplan.runtime.models.build import build_model
+from gnnplan.runtime.models.weights import count_degrees
 from gnnplan.runtime.plan.io import load_plan, save_plan
 from gnnplan.runtime.plan.schema import DynamicCache, Sampler, TopologyPlacement
 from gnnplan.runtime.processor import processor_of
@@ -172,6 +174,24 @@ def train(loader: PlannedLoader, graph: Graph, device: torch.device) -> list[flo
         seed=0,
     )
     return loop.run(loader.batches(STEPS), 0, lambda loss: None)
+
+
+def test_a_device_that_draws_leaves_no_second_copy_of_gcns_degrees_on_the_host(
+    tiny_graph: Graph, tmp_path: Path, kernel_device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted = list[bool]()
+
+    def count(*lists: Any) -> Any:
+        counted.append(True)
+        return count_degrees(*lists)
+
+    monkeypatch.setattr(factory, "count_degrees", count)
+    loader = open_loader(tiny_graph, tmp_path / "plan", kernel_device, **PLANS["gcn"])
+    assert len(list(loader.batches(1))) == 1
+    loader.close()
+    assert not counted
+    host_loader(tiny_graph, tmp_path / "plan").close()
+    assert counted == [True]
 
 
 @pytest.mark.parametrize("model", ["sage", "gcn", "gat"])

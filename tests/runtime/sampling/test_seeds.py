@@ -1,5 +1,9 @@
 """Every seed once per epoch, dealt the same way whatever the number of ranks."""
 
+import os
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
@@ -153,3 +157,45 @@ def test_ranks_draw_the_seeds_of_their_parts_in_proportion(sizes: list[int]) -> 
     assert orders[0] != orders[1]
     with pytest.raises(SamplerError, match="parts of 2 ranks"):
         ShardSchedule(train, 32, parts=np.full(400, 2, np.int32), seed=9, num_ranks=2)
+
+
+ORDERS = """
+import re
+import os
+import subprocess
+import sys
+
+import numpy as np
+from pathlib import Path
+from gnnplan.runtime.sampling.seeds import LinkSchedule, SeedSchedule, ShardSchedule, order_bytes
+
+def size(name):
+    return 1024 * int(re.search(name + r":\\s+(\\d+)", Path("/proc/self/status").read_text())[1])
+
+count = 1_500_000
+ids, pairs = np.arange(count), np.zeros((count, 2), np.int64)
+parts = np.random.default_rng(0).integers(0, 4, count).astype(np.int32)
+ShardSchedule(ids[:9], 3, seed=0, num_ranks=4, parts=parts).order(0)
+for settings, make in [
+    ({}, lambda: SeedSchedule(ids, 1000, seed=0)),
+    ({"links": True}, lambda: LinkSchedule(pairs, 1000, seed=0).ids),
+    ({"by_parts": True}, lambda: ShardSchedule(ids, 1000, seed=0, num_ranks=4, parts=parts)),
+]:
+    before = size("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")
+    schedule = make()
+    schedule.order(0), schedule.order(1)
+    print((size("VmHWM") - before) / order_bytes(count, **settings))
+    del schedule
+"""
+
+
+def test_orders_of_epochs_take_the_bytes_that_are_counted() -> None:
+    # Each array is given back to the system as soon as it is freed.
+    told = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536"}
+    found = subprocess.run(
+        [sys.executable, "-c", ORDERS], capture_output=True, text=True, check=True, env=told
+    )
+    shares = [float(line) for line in found.stdout.split()]
+    assert len(shares) == 3
+    assert all(0.9 < share < 1.03 for share in shares), shares

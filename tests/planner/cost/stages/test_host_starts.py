@@ -12,6 +12,7 @@ from gnnplan.planner.cost.request import Part
 from gnnplan.planner.cost.stages.exchange_gpu import exchange_seconds, peer_reads
 from gnnplan.planner.cost.stages.gather_gpu import copy_seconds_per_byte
 from gnnplan.planner.cost.stages.host import hidden_starts, loader_starts, start_seconds
+from gnnplan.planner.cost.stages.sample import unpriced_words
 from gnnplan.planner.cost.step import combine_ranks
 from gnnplan.planner.cost.terms import add_terms
 from gnnplan.planner.machine.model import MachineModel
@@ -127,10 +128,27 @@ def test_lists_that_a_preference_of_the_users_own_reads_are_counted(machine: Mac
 
 
 def test_parameters_that_a_gpus_sampling_is_priced_without_are_named(machine: MachineModel) -> None:
-    mine = replace(work_of(ALONE, machine), user_parameters={"weights": "graph", "variant": 1})
+    plain = work_of(ALONE, machine)
+    mine = replace(plain, user_parameters={"weights": "graph", "variant": 1})
     said = timed(mine).stages[Stage.SAMPLE].provenance
-    assert "priced as without variant 1, weights graph" in said
-    assert "priced as without" not in timed(work_of(ALONE, machine)).stages[Stage.SAMPLE].provenance
+    assert said.endswith("; priced for the defaults, not for variant=1, weights=graph")
+    assert "for the defaults" not in timed(plain).stages[Stage.SAMPLE].provenance
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "words"),
+    [
+        ("las", {"factor": 4.0, "correction": "poisson"}, "not for correction=poisson"),
+        ("las", {"factor": 4.0, "correction": "replacement"}, ""),
+        ("labor", {"estimator": "plain", "kappa": 8}, ""),
+        ("added by a user", {"radius": 3}, "not for radius=3"),
+    ],
+)
+def test_no_setting_that_is_not_priced_is_kept_silent_about(
+    name: str, parameters: dict[str, float | str], words: str
+) -> None:
+    said = unpriced_words(name, parameters)
+    assert said == (f"; priced for the defaults, {words}" if words else "")
 
 
 def test_a_shared_batch_is_charged_for_the_starts_of_the_same_count(machine: MachineModel) -> None:

@@ -75,7 +75,12 @@ def test_ladies_by_darts_equals_the_bulk_sampler(kernel_device: torch.device) ->
         assert_equal_batches(batch, other)
 
 
-def test_darts_without_patience_race_on_as_on_the_cpu(kernel_device: torch.device) -> None:
+@pytest.mark.parametrize("raced", [1 << 18, 7])
+def test_darts_without_patience_race_on_as_on_the_cpu(
+    raced: int, kernel_device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from gnnplan.runtime.sampling.gpu import layerwise
+
     # One weight outweighs the others by so much that the darts hardly ever hit another column.
     graph = random_graph(2)
     weights = np.full(len(graph[1]), 1e-3, dtype=np.float32)
@@ -83,10 +88,11 @@ def test_darts_without_patience_race_on_as_on_the_cpu(kernel_device: torch.devic
     settings: dict[str, Any] = {"method": "fastgcn", "edge_weight": weights, "seed": 2}
     oracle = LayerwiseSampler(*graph, [6], edge_ids=True, **settings)
     sampler = sampler_of(2, [6], kernel_device, **settings)
-    for step in range(3):
-        seeds = seeds_of(graph, 8)
-        expected = oracle.sample(seeds, epoch=0, step=step)
-        assert_equal_batches(sampler.sample(seeds, epoch=0, step=step), expected)
+    monkeypatch.setattr(layerwise, "RACED", raced)
+    requests = requests_of(graph)
+    for batch, request in zip(sampler.sample_stack(requests), requests, strict=True):
+        expected = oracle.sample(request.seeds, epoch=request.epoch, step=request.step)
+        assert_equal_batches(batch, expected)
 
 
 @pytest.mark.parametrize(("method", "replace"), [("ladies", False), ("pladies", True)])
