@@ -290,8 +290,9 @@ def certificate(choice: FullGraphChoice) -> Certificate:
         gap=(objective - bound) / objective if objective > 0 else 0.0,
         solver="enumeration over partitions made by heuristics",
         status=(
-            f"feasible: every candidate at p = {keep:.3g} was priced; the limit shares these cuts' work "
-            "equally and exchanges for nothing; other partitions and other p are not bounded"
+            f"feasible: every candidate at p = {keep:.3g} was priced; the limit shares these "
+            "cuts' work equally and exchanges for nothing; other partitions and other p are not "
+            "bounded"
         ),
     )
 

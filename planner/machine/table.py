@@ -146,8 +146,7 @@ def check_tables(tables: Mapping[str, Table]) -> None:
 class MachineTable(TableName, Enum):
     """Measured table that several prices read."""
 
-    __str__ = str.__str__
-    __format__ = str.__format__
+    __str__, __repr__, __format__ = str.__str__, str.__repr__, str.__format__
 
     COPY = "copy", "readers", "bytes_per_second"
     """Copies by one reader while all readers copy."""

@@ -181,6 +181,11 @@ def name_what_is_there(case: Any, data: Any, known: dict[str, list[str]]) -> Non
     if case.path == "/v1/machines" and case.method == "POST" and data.draw(strategies.booleans()):
         case.body = codec.to_plain(load_preset("cpu-2core")) | (case.body or {})
     body = case.body if isinstance(case.body, dict) else {}
+    if case.path == "/v1/estimate" and data.draw(strategies.sampled_from([True] + [False] * 9)):
+        # So many fields that a case of all of them is hardly ever one that is answered.
+        case.query, case.body = {}, {}
+        (case.body if case.method == "POST" else case.query).update(like="reddit", machine="siton")
+        return
     for place in (case.path_parameters, case.query, body):
         for name in [n for n in (place or {}) if n in known]:
             if data.draw(strategies.booleans()):
