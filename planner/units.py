@@ -52,10 +52,10 @@ def scale_number(value: str, old: float, key: str, *, size: bool) -> float:
 def counted(number: int, word: str) -> str:
     """Return a number with its noun, in the plural where it is not one.
 
-    >>> counted(1, "host"), counted(2, "host"), counted(2, "batch")
-    ('1 host', '2 hosts', '2 batches')
+    >>> counted(1, "host"), counted(2, "epoch"), counted(2, "batch")
+    ('1 host', '2 epochs', '2 batches')
     """
-    many = "es" if word.endswith("ch") else "s"
+    many = "es" if word.endswith("batch") else "s"
     return f"{number} {word}{'' if number == 1 else many}"
 
 

@@ -16,11 +16,9 @@ from gnnplan.planner.queries.rivals import (
     RunnersUp,
     SystemToday,
     load_runners_up,
-    today_of,
-    today_words,
+    tell_today,
 )
 from gnnplan.planner.units import by_number, counted, in_order, seconds_text
-from gnnplan.runtime.errors import InputError
 from gnnplan.runtime.plan.schema import Alternative, MemoryUse, Plan
 from gnnplan.runtime.stages import TRAINING_STAGES
 
@@ -219,14 +217,7 @@ def explain(plan: Plan, today: str | None = None) -> Explanation:
         SettingsError: there is no such system, or it cannot do what the plan does.
     """
     prediction, runners = plan.prediction, load_runners_up(plan.plan_id)
-    beside = None
-    try:
-        beside = today_of(plan, runners, today)
-        today_line = today_words(plan, beside)
-    except InputError as error:
-        if today is not None:
-            raise
-        today_line = str(error)
+    beside, today_line = tell_today(plan, runners, today)
     return Explanation(
         plan_id=plan.plan_id,
         summary=_summary(plan),

@@ -26,6 +26,7 @@ from gnnplan.planner.machine.model import MachineModel
 from gnnplan.planner.profile.cache import load_record
 from gnnplan.planner.units import counted, seconds_text
 from gnnplan.runtime import codec
+from gnnplan.runtime.errors import InputError
 from gnnplan.runtime.plan.schema import Alternative, Plan
 
 ALIKE = 0.01
@@ -235,6 +236,21 @@ def today_of(plan: Plan, runners: RunnersUp, asked: str | None) -> SystemToday:
     machine, epoch = load_record(plan).machine, plan.prediction.epoch_seconds.value
     usual = DEFAULT_WHOLE if runners.today.whole else DEFAULT_SYSTEM
     return estimate_today(runners.today, machine, asked or usual, epoch)
+
+
+def tell_today(plan: Plan, runners: RunnersUp, asked: str | None) -> tuple[SystemToday | None, str]:
+    """Estimate what the user runs, in words too; unless asked, none and why where that cannot be.
+
+    Raises:
+        InputError: as `today_of`, of a system that was asked for.
+    """
+    try:
+        found = today_of(plan, runners, asked)
+    except InputError as error:
+        if asked is not None:
+            raise
+        return None, str(error)
+    return found, today_words(plan, found)
 
 
 def _why_no_counts(plan: Plan, runners: RunnersUp) -> str:
