@@ -140,6 +140,7 @@ def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(torch, "empty", rubbish(torch.empty))
     monkeypatch.setattr(torch, "empty_like", rubbish(torch.empty_like))
+    monkeypatch.setattr(torch.Tensor, "new_empty", rubbish(torch.Tensor.new_empty))
 
 
 @pytest.fixture(scope="session")
