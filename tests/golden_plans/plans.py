@@ -9,11 +9,17 @@ from pathlib import Path
 from typing import Any
 
 from gnnplan.planner import pipeline
+from gnnplan.planner.cost.host_memory import DISK_BUDGET_BYTES
+from gnnplan.planner.cost.request import row_bytes
+from gnnplan.planner.search.dimensions.ranks import plans_gpus
 from gnnplan.planner.settings import PlanSettings
 from gnnplan.runtime import codec
 from gnnplan.runtime.errors import GnnplanError
+from gnnplan.runtime.features.disk import staging_bytes
 from gnnplan.runtime.graph.dataset import Graph
 from gnnplan.runtime.plan.schema import Plan
+from gnnplan.runtime.sampling.registry import SAMPLERS
+from gnnplan.runtime.sampling.seeds import order_bytes
 from tests.golden_plans.cases import MACHINES, Case
 from tests.golden_plans.fixtures import Fixtures, replayed
 
@@ -41,9 +47,25 @@ def make_plan(case: Case, settings: PlanSettings, graph: Graph, out: Path) -> Pl
     return pipeline.plan(graph.path, settings, machine=MACHINES[case.machine](), out=out)
 
 
+def room_of(case: Case, graph: Graph, fixtures: Fixtures) -> int | None:
+    """Bytes of a rank's memory where it is tight: those kept, and what cores count besides.
+
+    Rooms were kept before the order of seeds, tables of a draw, and reads of the disk were counted.
+    """
+    room = fixtures.room(case.profile)
+    if room is None or plans_gpus(MACHINES[case.machine]()):
+        return room
+    name = case.sampler.split("-")[0]
+    draws = SAMPLERS[name].draw_bytes * graph.num_nodes if name in SAMPLERS else 0
+    room += draws + order_bytes(graph.num_train, links=str(graph.task) == "link")
+    if case.room == "disk":
+        room += staging_bytes(graph.num_nodes, row_bytes(graph), DISK_BUDGET_BYTES)
+    return room
+
+
 def plan_case(case: Case, graph: Graph, fixtures: Fixtures) -> Document:
     """What the case's plan decides and predicts from its kept profile; or the kind of a refusal."""
-    settings = case.settings(fixtures.room(case.profile))
+    settings = case.settings(room_of(case, graph, fixtures))
     with tempfile.TemporaryDirectory() as folder, replayed(case, fixtures):
         try:
             plan = make_plan(case, settings, graph, Path(folder) / "plan")

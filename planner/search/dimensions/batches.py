@@ -330,6 +330,8 @@ class LocalNeighbours(Dimension):
 def _refused(asked: ProposalInputs, base: Candidate) -> str:
     sampler, parameters = asked.settings.sampler, asked.settings.sampler_parameters
     spec = find_sampler(sampler)
+    if of_links_or_types(asked.task, asked.settings.workload):
+        return "links and typed graphs are drawn by neighbours that are all alike"
     if spec.prefers_local and "factor" in parameters:
         return "the factor is the user's own"
     if not spec.local_form or "factor" in parameters:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from gnnplan.planner.cost.backends.grid import Fetched, grid_parts
-from gnnplan.planner.cost.graph_memory import ADDRESS_BYTES, graph_parts
+from gnnplan.planner.cost.graph_memory import ADDRESS_BYTES, graph_parts, listed_bytes
 from gnnplan.planner.cost.memory import Budgets
 from gnnplan.planner.cost.request import handed_row_bytes, held_row_bytes
 from gnnplan.planner.pipeline import graph_ref
@@ -22,7 +22,7 @@ from gnnplan.runtime.loader.loader import PlannedLoader
 from gnnplan.runtime.models.weights import count_self_loops
 from gnnplan.runtime.plan.schema import Plan, Sampler, TopologyPlacement
 from gnnplan.runtime.sampling.registry import SAMPLERS
-from tests.planner.cost.by_hand import NODES as NODES_BY_HAND, request
+from tests.planner.cost.by_hand import BATCH, NODES as NODES_BY_HAND, request
 from tests.support.candidates import candidate_of_ranks
 from tests.support.locations import cached_arrays
 from tests.support.plans import make_plan, with_rows
@@ -243,10 +243,8 @@ def test_a_sampler_without_a_form_on_gpus_keeps_nothing_there(
 
 
 def test_rows_are_placed_in_what_the_graph_leaves() -> None:
-    machine, by_weights = load_preset("siton"), Sampler(parameters={"weights": "graph"})
-    alone = candidate_of_ranks(gpus=["gpu0"])
-    rooms = [
-        capacity(replace(request(machine), user_sampler=each), alone, shared_host=True).own_bytes
-        for each in (Sampler(), by_weights)
-    ]
-    assert rooms[0] - rooms[1] == 4 * request().graph.num_edges
+    plain, alone = request(load_preset("siton")), candidate_of_ranks(gpus=["gpu0"])
+    by_weights = replace(plain, user_sampler=Sampler(parameters={"weights": "graph"}))
+    rooms = [capacity(each, alone, shared_host=True).own_bytes for each in (plain, by_weights)]
+    lists = listed_bytes(by_weights, alone, plain.profile.batch(BATCH))
+    assert rooms[0] - rooms[1] == 4 * plain.graph.num_edges + lists

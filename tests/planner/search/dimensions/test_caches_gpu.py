@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -14,7 +15,7 @@ from gnnplan.planner.search.choose import PlacedCandidate
 from gnnplan.planner.search.search import Search, SearchResult
 from gnnplan.planner.settings import PlanSettings
 from gnnplan.runtime.graph.dataset import Graph
-from gnnplan.runtime.graph.generate import generate_rmat
+from gnnplan.runtime.graph.generate import generate_links, generate_rmat
 from gnnplan.runtime.plan.schema import Sampler, Workload
 
 WORK = Workload(batch_size=128, hidden=8, fanouts=[4, 3], allow="approximate")
@@ -38,6 +39,12 @@ def graph(tmp_path_factory: pytest.TempPathFactory) -> Graph:
 @pytest.fixture(autouse=True)
 def cache(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
     monkeypatch.setenv("GNNPLAN_CACHE", str(tmp_path_factory.getbasetemp() / "cache-gpu-cache"))
+
+
+@pytest.fixture
+def short_lists(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lists that are laid out would take more than all rows of a graph as small as this one."""
+    monkeypatch.setattr("gnnplan.planner.cost.backends.gpu.listed_bytes", lambda *_: 0)
 
 
 def explore(
@@ -89,6 +96,7 @@ def test_a_cache_of_each_gpu_is_priced_and_takes_its_room(
             assert "kernels of the cache and its directory" in words
 
 
+@pytest.mark.usefixtures("short_lists")
 @pytest.mark.parametrize(("machine", "ranks"), PRESETS)
 def test_dependent_batches_are_priced_with_their_numbers_and_hit_more_often(
     graph: Graph, machine: str, ranks: int
@@ -106,6 +114,7 @@ def test_dependent_batches_are_priced_with_their_numbers_and_hit_more_often(
     assert not [x for x in found.left_out if x.name == "dependent batches"]
 
 
+@pytest.mark.usefixtures("short_lists")
 @pytest.mark.parametrize(("machine", "ranks"), PRESETS)
 def test_a_preference_for_local_neighbours_is_priced_and_reads_more_own_rows(
     graph: Graph, machine: str, ranks: int
@@ -123,3 +132,11 @@ def test_a_preference_for_local_neighbours_is_priced_and_reads_more_own_rows(
     for by_factor in shares.values():
         assert list(by_factor) == sorted(by_factor)
         assert 0 < by_factor[2.0] < by_factor[16.0] < 1
+
+
+def test_no_preference_is_tried_where_links_are_drawn_which_no_run_could_do(tmp_path: Path) -> None:
+    links = generate_links(tmp_path / "links", num_nodes=300, degree=6.0, feature_dim=16)
+    _, found = explore(links, "hgx-h100", 1, policy="degree")
+    assert found.priced
+    assert not such(found, lambda c: c.las is not None)
+    assert "by neighbours that are all alike" in " ".join(each.why for each in found.left_out)
