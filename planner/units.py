@@ -55,7 +55,7 @@ def counted(number: int, word: str) -> str:
     >>> counted(1, "host"), counted(2, "epoch"), counted(2, "batch")
     ('1 host', '2 epochs', '2 batches')
     """
-    many = "es" if word.endswith("batch") else "s"
+    many = "es" if word.endswith("tch") else "s"
     return f"{number} {word}{'' if number == 1 else many}"
 
 

@@ -58,8 +58,7 @@ VERBS = {
     "diff": ("planning", "What two plans decide and predict differently."),
     "whatif": (
         "planning",
-        "Plan again from the cached profile with something changed; nothing is measured or "
-        "written.",
+        "Plan again with something changed, by what is known; nothing is timed or written.",
     ),
     "report": ("planning", "Write a plan as one self-contained page: pictures, tables, reasons."),
     "train": (

@@ -249,7 +249,7 @@ def _outside(plan: Plan, report: RunReport, step: Total, epoch: Total) -> list[s
     # A single epoch has the start-up in it, and emulated ranks are not what was priced.
     asked = {"step": step} | ({"epoch": epoch} if len(report.epochs) > 1 else {})
     found = [
-        f"the {name} took {'longer' if each.measured > each.high else 'less'} than its interval"
+        f"the {name} took {'longer' if each.measured > each.high else 'less'} than predicted"
         for name, each in asked.items()
         if not each.within_interval
     ]

@@ -231,19 +231,19 @@ def test_a_comparison_of_emulated_gpus_says_so(plan: Plan) -> None:
 
 def test_what_is_measured_outside_its_interval_is_said_with_what_to_do(plan: Plan) -> None:
     def said(made: Plan, run: RunReport) -> str:
-        return next((note for note in compare(made, run).notes if "than its interval" in note), "")
+        return next((note for note in compare(made, run).notes if "than predicted" in note), "")
 
     assert said(plan, report(plan, step=11e-3)) != ""  # the epoch took 1.25 s
     inside = report(plan, step=11e-3)
     epochs = [replace(each, seconds=1.1) for each in inside.epochs]
     assert said(plan, replace(inside, epochs=epochs)) == ""
     assert said(plan, report(plan, step=13e-3)) == (
-        "the step took longer than its interval, and the epoch took longer than its interval: plan "
+        "the step took longer than predicted, and the epoch took longer than predicted: plan "
         "again, after `gnnplan probe` while nothing else runs if the machine may have been "
         "measured while busy; `gnnplan plan --calibrated` scales stages by what runs taught"
     )
     one = replace(report(plan, step=7e-3), epochs=epochs[:1])  # its start-up is in the epoch
-    assert said(plan, one).startswith("the step took less than its interval: plan")
+    assert said(plan, one).startswith("the step took less than predicted: plan")
     estimated = replace(plan, prediction=replace(plan.prediction, estimated=True))
     assert said(estimated, report(plan, step=13e-3)).endswith(
         "--thorough` measures and plans again"

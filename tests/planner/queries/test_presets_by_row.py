@@ -17,7 +17,8 @@ from gnnplan.planner import pipeline
 from gnnplan.planner.machine.model import MachineModel
 from gnnplan.planner.probe.presets import load_preset
 from gnnplan.planner.queries.explain import explain, render
-from gnnplan.planner.queries.why_not import read_changes, render_why_not, why_not
+from gnnplan.planner.queries.why_not import render_why_not, why_not
+from gnnplan.planner.request import read_changes
 from gnnplan.planner.settings import PlanSettings
 from gnnplan.runtime.errors import GnnplanError
 from gnnplan.runtime.graph.dataset import Graph
