@@ -51,7 +51,7 @@ class PlacedIndices(np.ndarray):
     ) -> "PlacedIndices":
         """Copy the lists of `nodes` (distinct, in any order) out of the graph."""
         nodes = np.sort(np.asarray(nodes, np.int64))
-        placed = np.ascontiguousarray(indices).view(cls)
+        placed = np.asarray(_Writable(np.ascontiguousarray(indices))).view(cls)
         degree = np.asarray(indptr[nodes + 1]) - np.asarray(indptr[nodes])
         placed.own = np.empty(int(degree.sum()), indices.dtype)
         placed.words = np.zeros((indices.shape[0] // WORD + 1, 2), np.uint64)
@@ -83,6 +83,19 @@ class PlacedIndices(np.ndarray):
     def resident_bytes(self) -> int:
         """Return the bytes of the lists held and of the bit set."""
         return self.own.nbytes + self.words.nbytes
+
+
+class _Writable:
+    """An array that says it may be written, over the memory of one that must not be.
+
+    Numba finds a compiled kernel by a fingerprint that tells arrays apart by their flags, not by
+    their class. Plain lists are read-only to kernels (`check_graph`): these must be told from them.
+    """
+
+    def __init__(self, array: NDArray[np.integer]) -> None:
+        self.array = array  # keeps the memory
+        address = array.ctypes.data
+        self.__array_interface__ = array.__array_interface__ | {"data": (address, False)}
 
 
 @kernel

@@ -77,7 +77,8 @@ def _poisoned(graph: Graph, own: Any) -> PlacedIndices:
     garbage = np.array(graph.indices)
     rows = np.repeat(np.arange(graph.num_nodes), np.diff(graph.indptr))
     garbage[np.isin(rows, own)] = 0
-    result = garbage.view(PlacedIndices)
+    garbage.setflags(write=False)  # as a dataset's mapping is, and as plain lists are to kernels
+    result = PlacedIndices(graph.indptr, garbage, own)
     result.own, result.words = placed.own, placed.words
     return result
 
@@ -92,7 +93,7 @@ def _check_sampler(graph: Graph, sampler: Sampler, *, poison: bool = True) -> No
     plain = build_sampler(sampler, graph.indptr, graph.indices, fanouts, 3, **settings)
     other = build_sampler(sampler, graph.indptr, placed, fanouts, 3, **settings)
     rng = np.random.default_rng(0)
-    for step in range(4):
+    for step in range(4):  # in turn: one process may draw from both, in either order
         seeds = rng.permutation(graph.num_nodes)[: 100 * (step > 0)].astype(np.int64)
         batches = [each.sample(seeds, epoch=1, step=step) for each in (plain, other)]
         assert _same(*batches)
