@@ -62,14 +62,17 @@ def node_parts(request: Request, candidate: Candidate) -> dict[str, int]:
     return {name: size * request.graph.num_nodes for name, size in each.items() if size}
 
 
-def core_draw_bytes(request: Request, candidate: Candidate) -> int:
-    """Return the bytes by node in which a rank's cores draw, beside relabelling tables.
+def core_draw_bytes(request: Request, candidate: Candidate, batch: BatchProfile) -> int:
+    """Return the bytes in which a rank's cores draw, beside relabelling tables.
 
-    Those of a stack are the stack's.
+    W (a N + b D) of W threads, N nodes and D neighbours in the lists that the largest batch
+    expands; a and b bytes of the sampler. Those of a stack are the stack's.
     """
-    spec = find_sampler(sampler_of(request.user_sampler, candidate).name)
+    sampler = sampler_of(request.user_sampler, candidate)
+    spec, scale = find_sampler(sampler.name), BatchTail.of(batch).scale
     threads = max(1, candidate.threads.sample) if candidate.bulk_batches == 1 else 0
-    return spec.draw_bytes * request.graph.num_nodes * threads
+    listed = spec.core_list_bytes(parameters_of(sampler)) * batch.list_entries * scale
+    return round(threads * (spec.draw_bytes * request.graph.num_nodes + listed))
 
 
 def listed_bytes(request: Request, candidate: Candidate, batch: BatchProfile) -> int:

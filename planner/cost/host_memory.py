@@ -99,13 +99,14 @@ def drawn_parts(request: Request, candidate: Candidate) -> dict[str, int]:
         return {}
     batch_size, threads = request.workload.batch_size, candidate.threads.sample
     seeds = seeds_per_rank(batch_size, candidate.num_ranks)
-    largest = BatchTail.of(request.profile.batch(seeds))
+    batch = request.profile.batch(seeds)
+    largest = BatchTail.of(batch)
     vertices, edges, nodes = largest.vertices, largest.edges, graph.num_nodes
     ahead = candidate.prefetch_depth if threads else 0
     live = live_batches(ahead, steps_per_epoch(graph.num_train, batch_size))
     parts = {
         "sampling": sampling_bytes(vertices, edges, nodes, threads)
-        + core_draw_bytes(request, candidate),
+        + core_draw_bytes(request, candidate, batch),
         "batches": batch_bytes(vertices, edges, 0, live),
         **node_parts(request, candidate),
     }

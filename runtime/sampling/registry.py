@@ -125,6 +125,9 @@ class SamplerSpec:
     list_bytes: Callable[[Values], tuple[int, int]] = lambda _: (0, 0)
     """Most bytes in which a GPU draws, from its parameters: per neighbour in the lists that a hop
     expands, and per edge drawn of them; (0, 0) where it lays out no whole lists."""
+    core_list_bytes: Callable[[Values], int] = lambda _: 0
+    """Most bytes in which a thread on cores draws, from its parameters, per neighbour in the lists
+    that a batch expands; 0 where it looks at one list at a time."""
     auto_parameters: tuple[dict[str, float | str], ...] = ()
     """Parameters that sampler auto tries, the preferred ones first; empty: not tried."""
 
@@ -168,6 +171,11 @@ def _labor_list_bytes(values: Values) -> tuple[int, int]:
     return 140, 0
 
 
+def _labor_core_list_bytes(values: Values) -> int:
+    plain = values["variant"] == 0 and values["weights"] == "none"
+    return 0 if plain and number("labor", values, "kappa") <= 1 else 40
+
+
 def _las_list_bytes(values: Values) -> tuple[int, int]:
     return LAYER_LIST_BYTES if values["over"] == "ladies" else (80, 0)
 
@@ -189,6 +197,8 @@ def _las_law(law: SamplingLaw, values: Values) -> SamplingLaw:
 _KAPPA: dict[str, Value] = {"kappa": 1, "dependence": "smooth", "layer_dependent": 0}
 
 
+LAYER_CORE_BYTES = 20
+"""Bytes in which cores draw a layer, as `SamplerSpec.core_list_bytes` says."""
 LAYER_LIST_BYTES, DEPENDENT_LAYER_LIST_BYTES = (145, 0), (205, 0)
 """Bytes in which a GPU draws a layer, as `SamplerSpec.list_bytes` says."""
 
@@ -227,6 +237,7 @@ def _layerwise(
         why_not_shared=lambda _: "a layer's probabilities are sums over the whole batch",
         launches="layers",
         list_bytes=_layer_list_bytes,
+        core_list_bytes=lambda _: LAYER_CORE_BYTES,
         node_bytes=node_bytes,
         draw_bytes=draw_bytes,
     )  # fmt: skip
@@ -281,6 +292,7 @@ SAMPLERS: dict[str, SamplerSpec] = {spec.name: spec for spec in (
         why_not_shared=_why_labor_is_not_shared,
         one_draw_per_vertex=True,
         list_bytes=_labor_list_bytes,
+        core_list_bytes=_labor_core_list_bytes,
         # Its estimators: the others are for stricter users and for attention.
         auto_parameters=({}, {"estimator": "horvitz-thompson"}, {"estimator": "plain"}),
     ),
@@ -312,6 +324,7 @@ SAMPLERS: dict[str, SamplerSpec] = {spec.name: spec for spec in (
         local_form="las",
         launches="local",
         list_bytes=_las_list_bytes,
+        core_list_bytes=lambda values: LAYER_CORE_BYTES if values["over"] == "ladies" else 0,
         node_bytes=1,  # hops to the nearest local vertex
     ),
 )}  # fmt: skip

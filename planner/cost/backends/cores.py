@@ -111,7 +111,7 @@ class CoresBackend(Backend):
         del rank
         process = request.profile.process or ProcessCost(start_seconds=0.0, resident_bytes=0)
         parts = core_parts(candidate, request.graph, batch, process)
-        parts["sampling"] += core_draw_bytes(request, candidate)
+        parts["sampling"] += core_draw_bytes(request, candidate, batch)
         parts |= node_parts(request, candidate) | ordered_parts(request, candidate)
         if reads_peers:
             parts["rows of peers"] = peer_bytes(candidate, batch, row_bytes(request.graph))

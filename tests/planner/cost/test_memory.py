@@ -1,5 +1,6 @@
 """Memory of ranks and hosts, added up by hand."""
 
+import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from gnnplan.runtime.plan.schema import Sampler
 from gnnplan.runtime.sampling.build import build_sampler
 from gnnplan.runtime.sampling.memory import Ledger
 from gnnplan.runtime.sampling.minibatch import Request
+from gnnplan.runtime.sampling.registry import find_sampler, parameters_of
 from tests.planner.cost.by_hand import BATCH, GRAPH, NODES, candidate, price, request, rows
 from tests.support.inprocess import run_in_process
 from tests.support.plans import make_plan
@@ -176,6 +178,49 @@ def test_what_a_thread_draws_by_node_is_counted_on_cores(small_graph: Graph) -> 
         ]
         more = sums[0]["sampling"] - sums[1]["sampling"]
         assert 0.95 * more <= max(1, loaders) * taken <= max(1, loaders) * 1000 + more
+
+
+READ_WHOLE = [
+    Sampler(name="labor", parameters={"variant": 1}),
+    Sampler(name="labor", parameters={"variant": "star"}),
+    Sampler(name="labor", parameters={"kappa": 4}),
+    Sampler(name="ladies", dialect="every_hop", parameters={"sizes": "900,900"}),
+    Sampler(name="pladies", dialect="every_hop", parameters={"sizes": "900,900"}),
+]
+
+
+@pytest.mark.parametrize("named", READ_WHOLE, ids=str)
+@pytest.mark.parametrize(("num_nodes", "degree"), [(60_000, 50), (12_000, 300)])
+def test_lists_that_cores_read_whole_are_counted(
+    named: Sampler, num_nodes: int, degree: int
+) -> None:
+    rng = np.random.default_rng(0)
+    indptr = np.arange(num_nodes + 1, dtype=np.int64) * degree
+    indices = rng.integers(0, num_nodes, num_nodes * degree).astype(np.int32)
+    seeds = [rng.permutation(num_nodes)[:600].astype(np.int64) for _ in range(2)]
+
+    made = build_sampler(named, indptr, indices, [8, 8], 0, steps_per_epoch=9)
+    made.sample(seeds[0][:1], epoch=0, step=0)  # compiles, and makes what does not grow
+    tracemalloc.start()
+    drawn = [made.sample(each, epoch=0, step=step) for step, each in enumerate(seeds)]
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    vertices, edges = max(len(b.n_id) for b in drawn), max(b.num_edges for b in drawn)
+    listed = degree * max(sum(len(block.indptr) - 1 for block in b.blocks) for b in drawn)
+    spec = find_sampler(named.name)
+    counted = spec.core_list_bytes(parameters_of(named)) * listed
+    others = sampling_bytes(vertices, edges, num_nodes, 1) + batch_bytes(vertices, edges, 0, 2)
+    assert peak <= others + counted
+    assert named.name != "labor" or peak > others + 0.2 * counted  # without them the sum is short
+    asked = replace(request(), user_sampler=named)
+    lists = [replace(b, list_entries=1e6) for b in asked.profile.batches]
+    for loaders in (0, 2):
+        sums = [
+            predict(each, candidate(loaders=loaders), rows(host=1e4)).memory_bytes["rank0"].parts
+            for each in (replace(asked, profile=replace(asked.profile, batches=lists)), asked)
+        ]
+        more = sums[0]["sampling"] - sums[1]["sampling"]
+        assert more >= max(1, loaders) * 1e6 * spec.core_list_bytes(parameters_of(named))
 
 
 def test_gcns_degrees_are_counted_on_cores() -> None:
