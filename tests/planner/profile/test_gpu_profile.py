@@ -140,7 +140,7 @@ def test_nothing_is_timed_where_nothing_may_be_measured(
     small_graph: Graph, here: MachineModel
 ) -> None:
     gpu_profile(small_graph, SETTINGS, load_preset("dgx-a100"), [1])  # batches are cached
-    with pytest.raises(SettingsError, match="plan again"):
+    with pytest.raises(SettingsError, match="plan with these settings"):
         gpu_profile(small_graph, SETTINGS, here, [1], measure=False)
     assert FakeTeam.asked == []
 
