@@ -13,6 +13,7 @@ from gnnplan.planner.assemble import candidate_of
 from gnnplan.planner.candidate import Candidate
 from gnnplan.planner.cost.link_use import link_of
 from gnnplan.planner.cost.memory import host_memory, size_text
+from gnnplan.planner.cost.model import batch_and_timing
 from gnnplan.planner.cost.request import seeds_per_rank
 from gnnplan.planner.errors import PlanDoesNotFit, SettingsError
 from gnnplan.planner.fullgraph.candidate import describe_whole_graph
@@ -142,6 +143,11 @@ def _search_own_profile(
     tried = joined_candidates(settings, search.request.machine, ("none",), task=str(graph.task))
     batch_size = settings.workload.batch_size
     if any(seeds_per_rank(batch_size, c.num_ranks) not in search.hotness for c in tried):
+        return None
+    try:
+        for each in tried:  # batches may be drawn to be shared, and the model not timed on them
+            batch_and_timing(search.request, each)
+    except SettingsError:
         return None
     budgets = replace(
         search.request.budgets,
