@@ -76,6 +76,7 @@ def test_processes_of_before_are_left_alone() -> None:
     with subprocess.Popen(["sleep", "600"]) as process:
         later = watchdog.seconds_since_boot() + 0.1
         assert watchdog.end_processes(os.getpid(), later) == []
+        assert watchdog.end_processes(os.getpid(), later - 0.2, spared=process.pid) == []
         assert process.poll() is None
         assert watchdog.end_processes(os.getpid(), later - 0.2) == [f"{process.pid} sleep 600"]
         assert process.wait() < 0

@@ -82,6 +82,7 @@ def pytest_runtest_makereport(
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
     if call.excinfo is not None and str(call.excinfo.value).startswith("Timeout (>"):
-        ended = watchdog.end_processes(os.getpid(), item.stash[_began])
+        beside = item.config.stash[_watchdog].pid
+        ended = watchdog.end_processes(os.getpid(), item.stash[_began], spared=beside)
         report.sections.append(("Processes killed at the time limit", "\n".join(ended)))
     return report
