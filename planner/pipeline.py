@@ -31,7 +31,7 @@ from gnnplan.planner.profile.cache import PlanRecord, Profile, save_record
 from gnnplan.planner.profile.estimated import estimated_profile
 from gnnplan.planner.queries.calibrate import calibrate_search, load_calibration
 from gnnplan.planner.queries.remedies import (
-    advice,
+    add_remedies,
     count_for_today,
     find_remedies,
     find_runners_up,
@@ -421,18 +421,11 @@ def _profiles(
 
 
 def _choose(search: Search, priced: list[PlacedCandidate]) -> PlacedCandidate:
-    """Return the best candidate; where none fits, the error names the cheapest remedies."""
+    """Return the best candidate; where there is none, the error names the cheapest remedies."""
     try:
         return choose(priced, search.request.machine.noise)
     except PlanDoesNotFit as error:
-        if not priced:
-            raise
-        raise PlanDoesNotFit(
-            f"{error}; {advice(find_remedies(search, priced))}",
-            constraint=error.constraint,
-            needed_bytes=error.needed_bytes,
-            available_bytes=error.available_bytes,
-        ) from None
+        raise add_remedies(error, lambda: find_remedies(search, priced)) from None
 
 
 def _out_degree(graph: Graph) -> NDArray[np.int64]:

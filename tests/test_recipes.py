@@ -160,6 +160,29 @@ FIELD_EDITS = {
         ),
     ],
 }
+LIMIT_EDITS = {
+    "planner/settings.py": [
+        (
+            "    quick: Annotated[\n",
+            "    most_traffic: Annotated[\n"
+            '        int | None, Setting(help="Most bytes a step.", unset="any number")\n'
+            "    ] = None\n"
+            "    quick: Annotated[\n",
+        )
+    ],
+    "planner/search/choose.py": [
+        (
+            "    for name, memory in prediction.memory_bytes.items():\n"
+            "        if memory.headroom < 0:\n",
+            "    if (moved := sum(prediction.traffic_bytes.values())) > (\n"
+            "        moved if settings.most_traffic is None else settings.most_traffic\n"
+            "    ):\n"
+            '        return f"moves {moved:.0f} B, more than --most-traffic allows"\n'
+            "    for name, memory in prediction.memory_bytes.items():\n"
+            "        if memory.headroom < 0:\n",
+        )
+    ],
+}
 DRAW = """
 from gnnplan.runtime.loader.loader import PlannedLoader
 loader = PlannedLoader("plan")
@@ -188,8 +211,8 @@ def furnish(folder: Path, edits: dict[str, list[tuple[str, str]]]) -> None:
         path.write_text(text)
 
 
-def run(folder: Path, *words: str) -> str:
-    """What a program of the copy printed, run beside a small graph."""
+def run(folder: Path, *words: str, status: int = 0) -> str:
+    """What a program of the copy printed (of a refusal its line), run beside a small graph."""
     environment = os.environ | {
         "PYTHONPATH": str(folder),
         "GNNPLAN_CACHE": str(folder / "cache"),
@@ -199,8 +222,8 @@ def run(folder: Path, *words: str) -> str:
         [sys.executable, *words], cwd=folder, env=environment, capture_output=True, text=True,
         check=False,
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-2000:]
-    return done.stdout
+    assert done.returncode == status, done.stderr[-2000:]
+    return done.stderr if status else done.stdout
 
 
 def plan(folder: Path, *words: str, machine: str = "cpu-2core") -> Path:
@@ -281,6 +304,31 @@ def test_a_field_of_the_plan_that_a_flag_sets_touches_the_files_of_its_row(tmp_p
     whole = "plan graph -o full --machine cpu-2core --devices 1 --mode full-graph --quick --toys 2"
     run(tmp_path, "-m", "planner", *whole.split())
     assert json.loads((tmp_path / "full/plan.json").read_text())["strategy"]["threads"]["toys"] == 2
+
+
+@pytest.mark.slow
+def test_a_flag_that_limits_plans_touches_the_files_of_its_row(tmp_path: Path) -> None:
+    row = next(
+        line
+        for line in (ROOT / "CONTRIBUTING.md").read_text().splitlines()
+        if line.startswith("| a flag that limits what may be chosen")
+    )
+    assert all(f"`{name}`" in row for name in LIMIT_EDITS)
+    furnish(tmp_path, LIMIT_EDITS)
+    traffic = json.loads((plan(tmp_path) / "plan.json").read_text())["prediction"]["traffic_bytes"]
+    batches = "--machine cpu-2core --fanouts 3,3 --hidden 8 --batch-size 64".split()
+    asked = ["-m", "planner", "plan", "graph", "--most-traffic"]
+    run(tmp_path, *asked, f"{int(sum(traffic.values())) + 1}", "-o", "few", *batches)
+    lost = json.loads((tmp_path / "few/plan.json").read_text())["alternatives"]
+    refused = [each for each in lost if "more than --most-traffic allows" in each["why"]]
+    assert refused
+    assert all(each["step_seconds"] is None for each in refused)
+    whole = "--machine cpu-2core --mode full-graph --quick --devices 2".split()
+    for words in ([*batches, "--devices", "2"], whole):
+        line = run(tmp_path, *asked, "0", "-o", "none", *words, status=3)
+        assert "more than --most-traffic allows" in line
+        assert "ways out" not in line  # memory is not what is short
+        assert not (tmp_path / "none").exists()
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from gnnplan.planner.candidate import Candidate, PlacedRows
 from gnnplan.planner.cost.pipeline_time import kappa
 from gnnplan.planner.cost.rates import MachineTable, rate_per_rank
-from gnnplan.planner.errors import MachineError, PlanDoesNotFit
+from gnnplan.planner.errors import MachineError
 from gnnplan.planner.machine.model import MachineModel, Memory, prefix_of
 from gnnplan.planner.machine.routes import Wiring
 from gnnplan.planner.workload import BatchProfile, ModelTiming, ProcessCost, Spread
@@ -86,17 +86,6 @@ def sum_parts(parts: Mapping[str, int], capacity: int) -> MemoryUse:
     """Sum up parts and compare them with a capacity."""
     total = sum(parts.values())
     return MemoryUse(parts=dict(parts), total=total, capacity=capacity, headroom=capacity - total)
-
-
-def require_fit(name: str, memory: MemoryUse) -> None:
-    """Raise PlanDoesNotFit with the memory's sum where its parts exceed its capacity."""
-    if memory.headroom < 0:
-        raise PlanDoesNotFit(
-            sum_text(name, memory),
-            constraint=name,
-            needed_bytes=memory.total,
-            available_bytes=memory.capacity,
-        )
 
 
 def sum_text(name: str, memory: MemoryUse) -> str:

@@ -17,7 +17,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from gnnplan.planner.candidate import Candidate
-from gnnplan.planner.cost.memory import sum_text
 from gnnplan.planner.errors import PlanDoesNotFit
 from gnnplan.planner.fullgraph.candidate import (
     DROPPED,
@@ -40,9 +39,14 @@ from gnnplan.planner.fullgraph.formulas import choose_keep, columns_per_row, p_b
 from gnnplan.planner.fullgraph.memory import memory_use
 from gnnplan.planner.fullgraph.price import FullRequest, PricedEpoch, price, rank_seconds
 from gnnplan.planner.fullgraph.profile import CutProfile
-from gnnplan.planner.queries.remedies import Remedy, advice, find_runners_up, rank_remedies
+from gnnplan.planner.queries.remedies import Remedy, add_remedies, find_runners_up, rank_remedies
 from gnnplan.planner.queries.rivals import RunnersUp
-from gnnplan.planner.search.choose import find_slower_stage, nearest_to_fit
+from gnnplan.planner.search.choose import (
+    find_slower_stage,
+    fullest_memory,
+    make_refusal,
+    nearest_to_fit,
+)
 from gnnplan.planner.settings import PlanSettings
 from gnnplan.runtime.plan.schema import Alternative, MemoryUse
 from gnnplan.runtime.sampling.statistics import StatisticsClass, full_graph_class
@@ -60,6 +64,8 @@ class Keep:
     p_mem: float
     p_bw: float
     p_var: float
+    refusal: str = ""
+    """Why a candidate that keeps as much as the bounds allow may not be chosen."""
 
     @property
     def accurate(self) -> bool:
@@ -71,6 +77,8 @@ class Keep:
         """Why this p, in one sentence."""
         if self.value is None:
             return f"no p fits: memory allows {self.p_mem:.3g}"
+        if self.refusal:
+            return f"p = {self.value:.3g}; one that keeps more is refused: {self.refusal}"
         bounds = f"p_var {self.p_var:.3g}, p_mem {self.p_mem:.3g}, p_bw {self.p_bw:.3g}"
         if not self.accurate:
             return (
@@ -145,22 +153,11 @@ def _bytes_per_second(request: FullRequest, profile: CutProfile, candidate: Cand
     return size / call_times(request.machine, candidate).seconds(size)
 
 
-def make_refusal(
+def _refusal(
     request: FullRequest, profiles: Mapping[Cut, CutProfile], priced: Sequence[PricedEpoch]
 ) -> PlanDoesNotFit:
-    """Make the error for candidates none of which fits: the nearest one's sum, and the remedies."""
-    name, use = _fullest(nearest_to_fit(priced))
-    return PlanDoesNotFit(
-        f"{sum_text(name, use)}; {advice(find_remedies(request, profiles, priced))}",
-        constraint=name,
-        needed_bytes=use.total,
-        available_bytes=use.capacity,
-    )
-
-
-def _fullest(found: PricedEpoch) -> tuple[str, MemoryUse]:
-    """Name the memory that lacks most, and its sum."""
-    return min(found.prediction.memory_bytes.items(), key=lambda item: item[1].headroom)
+    """Make the error for candidates none of which may be chosen, with the remedies."""
+    return add_remedies(make_refusal(priced), lambda: find_remedies(request, profiles, priced))
 
 
 def find_remedies(
@@ -171,7 +168,7 @@ def find_remedies(
     Those that are enough come first, then those that save most, more memory last.
     """
     found = nearest_to_fit(priced)
-    name, use = _fullest(found)
+    name, use = fullest_memory(found)
     profile = profiles[cut_of(found.candidate)]
     changed = {
         **_sampled(request, profile, found),
@@ -245,7 +242,7 @@ def choose(
     """Price every candidate and choose; cuts stand simplest first.
 
     Raises:
-        PlanDoesNotFit: none fits; the text is the sum of the one that lacks least.
+        PlanDoesNotFit: none may be chosen; with the sum that lacks least, and the remedies.
     """
     asked = request.settings
     if asked.keep is not None and asked.keep < 1:
@@ -260,7 +257,7 @@ def choose(
         if best_exact is None or priced.seconds < best_exact.seconds:
             return FullGraphChoice(chosen=priced, why_keep=keep.words, exact=exact, sampled=sampled)
     if best_exact is None:
-        raise make_refusal(request, profiles, [*exact, *sampled])
+        raise _refusal(request, profiles, [*exact, *sampled])
     return FullGraphChoice(
         chosen=best_exact,
         why_keep=_why_asked(asked) or _why_exact(best_exact, best, allowed),
@@ -280,7 +277,7 @@ def _choose_at(
     sampled = [price(request, profiles[cut_of(c)], c) for c in tried]
     best = _fastest([*exact, *sampled])
     if best is None:
-        raise make_refusal(request, profiles, [*exact, *sampled])
+        raise _refusal(request, profiles, [*exact, *sampled])
     why = f"p = {keep:.3g} of {DROPPED[asked.drop]}, as asked for"
     if best.candidate.full_graph.keep >= 1:
         why = f"p = 1: one rank has no boundary, whose p was asked for as {keep:.3g}"
@@ -315,7 +312,7 @@ def _best_sampled(
         enough = profile.variance.least_keep <= keep + 1e-12
         if at is not None and _allows(allowed, request, priced.candidate):
             found.append((priced, enough))
-    fitting = [f for f in found if not f[0].overflow]
+    fitting = [f for f in found if f[0].eligible]
     if not fitting:
         return [p for p, _ in found], None
     # Those within the accuracy budget first; else those that keep most.
@@ -324,14 +321,18 @@ def _best_sampled(
                                 f[0].seconds)
     )  # fmt: skip
     profile = profiles[cut_of(priced.candidate)]
-    keep = keep_of(request, profile, priced.candidate, p_var)
+    keep, more = keep_of(request, profile, priced.candidate, p_var), priced
     if keep.value is not None and priced.candidate.full_graph.keep < keep.value < 1:
-        priced = price(request, profile, with_keep(priced.candidate, keep.value))
+        more = price(request, profile, with_keep(priced.candidate, keep.value))
     elif keep.value is not None and keep.value >= 1:
         settings = replace(
             priced.candidate.full_graph, keep=1.0, draws="layer", rounding="bernoulli"
         )
-        priced = price(request, profile, replace(priced.candidate, full_graph=settings))
+        more = price(request, profile, replace(priced.candidate, full_graph=settings))
+    if more.refusal:
+        keep = replace(keep, value=priced.candidate.full_graph.keep, refusal=more.refusal)
+    else:
+        priced = more
     return [p for p, _ in found], (priced, keep)
 
 
@@ -341,8 +342,8 @@ def _allows(allowed: StatisticsClass, request: FullRequest, candidate: Candidate
 
 
 def _fastest(priced: Sequence[PricedEpoch]) -> PricedEpoch | None:
-    """Return the fastest that fits; the first of equals."""
-    return min((p for p in priced if not p.overflow), key=lambda p: p.seconds, default=None)
+    """Return the fastest that may be chosen; the first of equals."""
+    return min((p for p in priced if p.eligible), key=lambda p: p.seconds, default=None)
 
 
 def _why_exact(
@@ -364,7 +365,7 @@ def alternatives(choice: FullGraphChoice) -> list[Alternative]:
     """List the others, comparable ones first, each with why it lost."""
     chosen = choice.chosen
     others = [p for p in (*choice.exact, *choice.sampled) if p.candidate != chosen.candidate]
-    others.sort(key=lambda p: (bool(p.overflow), not _comparable(p, chosen), p.seconds))
+    others.sort(key=lambda p: (not p.eligible, not _comparable(p, chosen), p.seconds))
     kept, seen = list[PricedEpoch](), set[tuple[Cut, float]]()
     for p in others:
         # One of each cut and p, but every variant of the chosen cut.
@@ -375,7 +376,7 @@ def alternatives(choice: FullGraphChoice) -> list[Alternative]:
     found = [
         Alternative(
             name=describe_whole_graph(p.candidate),
-            step_seconds=None if p.overflow else p.seconds,
+            step_seconds=p.seconds if p.eligible else None,
             why=why_it_lost(p, chosen),
         )
         for p in (
@@ -404,9 +405,9 @@ def _comparable(other: PricedEpoch, chosen: PricedEpoch) -> bool:
 
 
 def why_it_lost(other: PricedEpoch, chosen: PricedEpoch) -> str:
-    """Say in one sentence what overflows, that p differs, or which stage is slower."""
-    if other.overflow:
-        return f"does not fit: {other.overflow}"
+    """Say in one sentence why it is refused, that p differs, or which stage is slower."""
+    if other.refusal:
+        return other.refusal
     ratio = other.seconds / chosen.seconds - 1 if chosen.seconds > 0 else 0.0
     pace = f"{abs(ratio):.1%} {'slower' if ratio > 0 else 'faster'} per epoch"
     if not _comparable(other, chosen):

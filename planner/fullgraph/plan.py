@@ -188,7 +188,7 @@ def _rivals(choice: FullGraphChoice, left: Sequence[Cut]) -> list[Interval]:
     others = [
         each.prediction.step_seconds
         for each in (*choice.exact, *choice.sampled)
-        if each.candidate != choice.chosen.candidate and not each.overflow
+        if each.candidate != choice.chosen.candidate and each.eligible
     ]
     return others + [replace(step, low=0.0) for _ in left]
 
@@ -280,7 +280,7 @@ def certificate(choice: FullGraphChoice) -> Certificate:
     same = [
         p
         for p in (*choice.exact, *choice.sampled, choice.chosen)
-        if p.candidate.full_graph.keep == keep and not p.overflow
+        if p.candidate.full_graph.keep == keep and p.eligible
     ]
     objective = choice.chosen.seconds
     bound = min(min(p.bound_seconds for p in same), objective)

@@ -52,7 +52,7 @@ from gnnplan.planner.fullgraph.memory import memory_use
 from gnnplan.planner.fullgraph.parts import ANCHORS, CaseSeconds
 from gnnplan.planner.fullgraph.profile import CutProfile
 from gnnplan.planner.machine.model import MachineModel, one_host, prefix_of
-from gnnplan.planner.search.choose import PricedCandidate
+from gnnplan.planner.search.choose import PricedCandidate, find_refusal
 from gnnplan.planner.settings import PlanSettings
 from gnnplan.runtime.plan.schema import FullGraph, GraphRef, Prediction, Workload
 
@@ -215,7 +215,12 @@ def price(request: FullRequest, profile: CutProfile, candidate: Candidate) -> Pr
         bottleneck=f"{largest} of the largest part" if cut.ranks > 1 else largest,
         provenance=_provenance(profile, candidate, exchange, reduced, request),
     )  # fmt: skip
-    return PricedEpoch(candidate=candidate, prediction=prediction, bound_seconds=bound)
+    return PricedEpoch(
+        candidate=candidate,
+        prediction=prediction,
+        refusal=find_refusal(request.settings, candidate, prediction),
+        bound_seconds=bound,
+    )
 
 
 def _stages(

@@ -21,8 +21,15 @@ from gnnplan.planner.cost.request import (
 )
 from gnnplan.planner.cost.stages.all_reduce import gradient_bytes
 from gnnplan.planner.cost.systems import EpochWork
+from gnnplan.planner.errors import PlanDoesNotFit
 from gnnplan.planner.queries.rivals import RunnersUp, TodayCounts
-from gnnplan.planner.search.choose import PlacedCandidate, Priced, PricedCandidate, nearest_to_fit
+from gnnplan.planner.search.choose import (
+    PlacedCandidate,
+    Priced,
+    PricedCandidate,
+    fullest_memory,
+    nearest_to_fit,
+)
 from gnnplan.planner.search.search import Search
 from gnnplan.planner.workload import timing_key
 from gnnplan.runtime.plan.schema import Alternative, MemoryUse
@@ -47,7 +54,7 @@ def find_remedies(search: Search, priced: Sequence[PlacedCandidate]) -> list[Rem
     Changes that are enough come first, then those that save most; more memory is the last.
     """
     found = nearest_to_fit(priced)
-    name, memory = min(found.prediction.memory_bytes.items(), key=lambda item: item[1].headroom)
+    name, memory = fullest_memory(found)
     each = found.prediction.memory_bytes.get("rank0", memory)
     times = _ranks_within(name, found.candidate)
     saved = {
@@ -161,6 +168,18 @@ def _more_memory(name: str, memory: MemoryUse, budgets: Budgets) -> Remedy:
     )
 
 
+def add_remedies(error: PlanDoesNotFit, find: Callable[[], Sequence[Remedy]]) -> PlanDoesNotFit:
+    """Return a refusal with the remedies; what memory is not short of has none."""
+    if not error.constraint:
+        return error
+    return PlanDoesNotFit(
+        f"{error}; {advice(find())}",
+        constraint=error.constraint,
+        needed_bytes=error.needed_bytes,
+        available_bytes=error.available_bytes,
+    )
+
+
 def advice(ways: Sequence[Remedy]) -> str:
     """Write the remedies in one line.
 
@@ -183,7 +202,7 @@ def find_runners_up(
     name_of: Callable[[Priced], str],
     why: Callable[[Priced, Priced], str],
 ) -> RunnersUp:
-    """Find the best candidate of each number of ranks, and the plainest that fits.
+    """Find the best candidate of each number of ranks, and the plainest that may be chosen.
 
     Args:
         priced: candidates of the chosen one's search.
@@ -193,15 +212,15 @@ def find_runners_up(
         why: returns why a candidate lost against another.
     """
     best = {_ranks_words(chosen): chosen}
-    for p in sorted(priced, key=lambda p: (bool(p.overflow), p.seconds)):
+    for p in sorted(priced, key=lambda p: (not p.eligible, p.seconds)):
         best.setdefault(_ranks_words(p), p)
 
     def told(p: Priced) -> Alternative:
-        step = None if p.overflow else p.seconds
+        step = p.seconds if p.eligible else None
         lost = p.candidate != chosen.candidate
         return Alternative(name=name_of(p), step_seconds=step, why=why(p, chosen) if lost else "")
 
-    fits = [p for p in (*priced, chosen) if not p.overflow]
+    fits = [p for p in (*priced, chosen) if p.eligible]
     return RunnersUp(
         by_ranks={words: told(p) for words, p in best.items()},
         plainest=told(min(fits, key=_plainness)) if fits else None,

@@ -103,12 +103,12 @@ def shortlist(
     *,
     apart: PlanSettings | None = None,
 ) -> list[PlacedCandidate]:
-    """List at most `top` candidates that fit and run differently, the model's choice first.
+    """List at most `top` eligible candidates that run differently, the model's choice first.
 
     With `apart` (the request's settings), the best candidate of each statistics comes before the
     second best of any.
     """
-    fitting = sorted((p for p in priced if not p.overflow), key=lambda p: p.seconds)
+    fitting = sorted((p for p in priced if p.eligible), key=lambda p: p.seconds)
     found = drop_alike([model_choice, *fitting])
     if apart is not None:
         first: dict[str, PlacedCandidate] = {}
@@ -442,10 +442,10 @@ def _trials_of(out: Path, names: range, rounds: int) -> Trials:
 
 
 def may_be_alike(search: Search, priced: PlacedCandidate, plan: Plan) -> bool:
-    """Tell cheaply which candidates fit and may train the same as a plan, on any ranks."""
+    """Tell cheaply which eligible candidates may train the same as a plan, on any ranks."""
     found, strategy = priced.candidate, plan.strategy
     ours = codec.content_hash(strategy.sampler)[:12]
-    if priced.overflow or found.partition != strategy.partition:
+    if not priced.eligible or found.partition != strategy.partition:
         return False
     return statistics_key(search.settings, found) == ours
 

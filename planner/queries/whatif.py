@@ -24,7 +24,12 @@ from gnnplan.planner.profile.cache import PlanRecord, load_record
 from gnnplan.planner.queries.calibrate import calibrate_search
 from gnnplan.planner.queries.simulate import open_plan_graph
 from gnnplan.planner.request import check_graph, no_estimate, read_changes
-from gnnplan.planner.search.choose import PlacedCandidate, PricedCandidate, choose
+from gnnplan.planner.search.choose import (
+    PlacedCandidate,
+    PricedCandidate,
+    choose,
+    make_refusal,
+)
 from gnnplan.planner.search.dimensions.ranks import (
     LINK_TABLES,
     faster,
@@ -221,7 +226,7 @@ def priced_as(plan: Plan, settings: PlanSettings) -> PricedCandidate:
     """Return the candidate that a plan of these settings was made from, with its prediction."""
     whole = plan.strategy.mode == "full-graph"
     candidate = plan.strategy if whole else candidate_of(plan, settings)
-    return PricedCandidate(candidate=candidate, prediction=plan.prediction)
+    return PricedCandidate(candidate=candidate, prediction=plan.prediction, refusal="")
 
 
 def name_plan(plan: Plan, settings: PlanSettings) -> str:
@@ -407,9 +412,10 @@ def cheapest_for(plan: Plan, target_epoch_seconds: float, changes: Sequence[str]
         SettingsError: as `whatif.reopen`.
     """
     search = reopen(plan, changes)
-    fits = [p for p in search.run() if not p.overflow]
+    priced = search.run()
+    fits = [p for p in priced if p.eligible]
     if not fits:
-        raise PlanDoesNotFit("no candidate fits into the memory there is; see gnnplan plan")
+        raise make_refusal(priced)
     fastest = min(fits, key=lambda p: p.prediction.epoch_seconds.value)
     epoch = fastest.prediction.epoch_seconds.value
     within = [p for p in fits if p.prediction.epoch_seconds.value <= target_epoch_seconds]
@@ -447,9 +453,7 @@ def _least_memory(
         while high - low > PRECISION * high:
             middle = (low + high) // 2
             tried = _under(search, start, middle)
-            if not tried.overflow and (
-                tried.prediction.epoch_seconds.value <= target_epoch_seconds
-            ):
+            if tried.eligible and (tried.prediction.epoch_seconds.value <= target_epoch_seconds):
                 high, best = middle, tried
             else:
                 low = middle

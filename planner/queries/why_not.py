@@ -89,7 +89,7 @@ def why_not(plan: Plan, policy: str = "", changes: Sequence[str] = ()) -> WhyNot
         plan_id=plan.plan_id,
         policy=policy,
         chosen=make_outcome(chosen),
-        same_shape=None if here.overflow else make_outcome(here),
+        same_shape=make_outcome(here) if here.eligible else None,
         best=None if best is None else make_outcome(best),
         why="it is the plan's own policy" if same else why_it_lost(here, chosen),
         stage_seconds=_added(stages, theirs),

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from gnnplan.planner.candidate import Candidate
-from gnnplan.planner.cost.memory import require_fit, sum_text
+from gnnplan.planner.cost.memory import sum_text
 from gnnplan.planner.errors import PlanDoesNotFit
 from gnnplan.planner.placement.place import CandidatePlacement
 from gnnplan.planner.search.dimensions.dimension import Omission
@@ -15,10 +15,28 @@ from gnnplan.planner.search.dimensions.registry import (
     family_of,
     name_of,
 )
-from gnnplan.runtime.plan.schema import Alternative, Certificate, Prediction, TopologyPlacement
+from gnnplan.planner.settings import PlanSettings
+from gnnplan.runtime.plan.schema import (
+    Alternative,
+    Certificate,
+    MemoryUse,
+    Prediction,
+    TopologyPlacement,
+)
 from gnnplan.runtime.stages import LOADER_STAGES, Stage
 
 MOST_ALTERNATIVES = 12
+
+
+def find_refusal(settings: PlanSettings, candidate: Candidate, prediction: Prediction) -> str:
+    """Say why a candidate may not be chosen; empty where it may.
+
+    A limit that users set on plans is a condition here: every search, what-if and tuning asks it.
+    """
+    for name, memory in prediction.memory_bytes.items():
+        if memory.headroom < 0:
+            return f"does not fit: {sum_text(name, memory)}"
+    return ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,6 +45,8 @@ class PricedCandidate:
 
     candidate: Candidate
     prediction: Prediction
+    refusal: str
+    """Why it may not be chosen, as `find_refusal` says; empty where it may."""
 
     @property
     def seconds(self) -> float:
@@ -34,12 +54,9 @@ class PricedCandidate:
         return self.prediction.step_seconds.value
 
     @property
-    def overflow(self) -> str:
-        """Return the memory sum that does not fit, as text; empty where all fit."""
-        for name, memory in self.prediction.memory_bytes.items():
-            if memory.headroom < 0:
-                return sum_text(name, memory)
-        return ""
+    def eligible(self) -> bool:
+        """Return whether it may be chosen."""
+        return not self.refusal
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,11 +112,36 @@ Priced = TypeVar("Priced", bound=PricedCandidate)
 
 def nearest_to_fit(priced: Sequence[Priced]) -> Priced:
     """Return the candidate that lacks least memory, whose sum a refusal shows."""
-    return max(priced, key=lambda p: min(m.headroom for m in p.prediction.memory_bytes.values()))
+    return max(priced, key=lambda p: fullest_memory(p)[1].headroom)
+
+
+def fullest_memory(p: PricedCandidate) -> tuple[str, MemoryUse]:
+    """Return the memory that has least left or lacks most, by name, and its sum."""
+    return min(p.prediction.memory_bytes.items(), key=lambda item: item[1].headroom)
+
+
+def make_refusal(priced: Sequence[PricedCandidate]) -> PlanDoesNotFit:
+    """Make the error for candidates none of which may be chosen.
+
+    Its text is the memory sum of the one that lacks least; where one fits, why the fastest of those
+    may not be chosen.
+    """
+    if not priced:
+        return PlanDoesNotFit("no candidate was priced")
+    name, memory = fullest_memory(nearest_to_fit(priced))
+    if memory.headroom >= 0:
+        fitting = [p for p in priced if fullest_memory(p)[1].headroom >= 0]
+        return PlanDoesNotFit(min(fitting, key=lambda p: p.seconds).refusal)
+    return PlanDoesNotFit(
+        sum_text(name, memory),
+        constraint=name,
+        needed_bytes=memory.total,
+        available_bytes=memory.capacity,
+    )
 
 
 def choose(priced: Sequence[PlacedCandidate], noise: float) -> PlacedCandidate:
-    """Return the fastest candidate that fits; within the relative noise of it, the plainest.
+    """Return the fastest eligible candidate; within the relative noise of it, the plainest.
 
     Plainer are fewer choices that are not the default, then fewer copies of rows in host memory,
     then fewer loader threads on cores. On GPUs, rows and lists fill memory that holds nothing else:
@@ -107,13 +149,11 @@ def choose(priced: Sequence[PlacedCandidate], noise: float) -> PlacedCandidate:
     ties the first candidate wins.
 
     Raises:
-        PlanDoesNotFit: none fits; the text is the sum of the one that lacks least.
+        PlanDoesNotFit: none may be chosen, as `make_refusal` says.
     """
-    feasible = [p for p in priced if not p.overflow]
+    feasible = [p for p in priced if p.eligible]
     if not feasible:
-        for name, memory in nearest_to_fit(priced).prediction.memory_bytes.items():
-            require_fit(name, memory)
-        raise PlanDoesNotFit("no candidate was priced")
+        raise make_refusal(priced)
     best = min(feasible, key=lambda p: p.seconds)
     plainer = [
         p
@@ -138,12 +178,12 @@ def _where_it_runs(p: PlacedCandidate) -> Candidate:
 def alternatives(
     priced: Sequence[PlacedCandidate], chosen: PlacedCandidate, left_out: Sequence[Omission] = ()
 ) -> list[Alternative]:
-    """List the candidates that lost, with why: fastest first, those that do not fit last.
+    """List the candidates that lost, with why: fastest first, those that may not be chosen last.
 
     The best of every family is listed, however slow; dimensions that were not priced come last.
     """
     others = [p for p in priced if p.candidate != chosen.candidate]
-    others.sort(key=lambda p: (bool(p.overflow), p.seconds))
+    others.sort(key=lambda p: (not p.eligible, p.seconds))
     kept, seen = list[PlacedCandidate](), set[Candidate]()
     kinds, firsts = {family_of(chosen.candidate)}, list[PlacedCandidate]()
     for p in others:
@@ -156,11 +196,11 @@ def alternatives(
         kinds.add(kind)
         seen.add(shape)
     named = firsts + kept[: max(0, MOST_ALTERNATIVES - len(firsts))]
-    named.sort(key=lambda p: (bool(p.overflow), p.seconds))
+    named.sort(key=lambda p: (not p.eligible, p.seconds))
     told = [
         Alternative(
             name=p.name,
-            step_seconds=None if p.overflow else p.seconds,
+            step_seconds=p.seconds if p.eligible else None,
             why=why_it_lost(p, chosen),
         )
         for p in named
@@ -172,9 +212,9 @@ def alternatives(
 
 
 def why_it_lost(other: PlacedCandidate, chosen: PlacedCandidate) -> str:
-    """Say in one sentence what overflows, which copies do not pay, or which stage is slower."""
-    if other.overflow:
-        return f"does not fit: {other.overflow}"
+    """Say in one sentence why it is refused, which copies do not pay, or which stage is slower."""
+    if other.refusal:
+        return other.refusal
     ratio = other.seconds / chosen.seconds - 1 if chosen.seconds > 0 else 0.0
     if ratio <= 0 or (abs(ratio) < 1e-9):
         if other.changes > chosen.changes:

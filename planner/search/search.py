@@ -35,7 +35,7 @@ from gnnplan.planner.cost.stages.all_reduce import gradient_bytes
 from gnnplan.planner.cost.stages.exchange import UNMEASURED, hidden_share, measured_eta
 from gnnplan.planner.errors import PlanDoesNotFit, SettingsError
 from gnnplan.planner.placement.place import CandidatePlacement, Memories, memories_of
-from gnnplan.planner.search.choose import PlacedCandidate, shadow_prices
+from gnnplan.planner.search.choose import PlacedCandidate, find_refusal, shadow_prices
 from gnnplan.planner.search.dimensions.dimension import Omission, ProposalInputs, SearchInputs
 from gnnplan.planner.search.dimensions.ranks import plans_gpus
 from gnnplan.planner.search.dimensions.registry import (
@@ -195,7 +195,7 @@ def _captured_alone(priced: list[PlacedCandidate], request: Request) -> list[Pla
 
 def _with_whole_lists(asked: ProposalInputs, priced: list[PlacedCandidate]) -> ProposalInputs:
     """Note of how many GPUs each has room for the whole topology."""
-    whole = [p for p in priced if p.candidate.topology.policy == "replicated" and not p.overflow]
+    whole = [p for p in priced if p.candidate.topology.policy == "replicated" and p.eligible]
     return replace(asked, whole_lists=frozenset(p.candidate.num_ranks for p in whole))
 
 
@@ -216,9 +216,9 @@ class SearchResult:
 
 
 def list_fastest(priced: Iterable[PlacedCandidate]) -> list[Candidate]:
-    """Return the few fastest candidates, those that fit first, without near-equal ones."""
+    """Return the few fastest candidates, eligible ones first, without near-equal ones."""
     found: dict[Candidate, Candidate] = {}
-    for p in sorted(priced, key=lambda p: (bool(p.overflow), p.seconds)):
+    for p in sorted(priced, key=lambda p: (not p.eligible, p.seconds)):
         key = p.candidate
         for dimension in dimensions_of(p.candidate):
             key = dimension.dedup_key(key)
@@ -295,7 +295,12 @@ class Search(SearchInputs):
             request, placed = dimension.adjust_reads(request, candidate, placed, self.draws)
         prediction = predict(request, candidate, placed.rows)
         candidate, prediction = with_parts(request, candidate, placed.rows, prediction)
-        return PlacedCandidate(candidate=candidate, placed=placed, prediction=prediction)
+        return PlacedCandidate(
+            candidate=candidate,
+            prediction=prediction,
+            refusal=find_refusal(self.settings, candidate, prediction),
+            placed=placed,
+        )
 
     def _request(self, candidate: Candidate) -> Request:
         request = self.request
@@ -434,13 +439,13 @@ class BestSampler:
     best: SamplerSearch
     lost: list[Alternative]
     elsewhere: list[float]
-    """Step seconds of the other samplers' candidates that fit."""
+    """Step seconds of the other samplers' eligible candidates."""
 
     @property
     def rivals(self) -> list[Interval]:
-        """Return the seconds of a step of the best sampler's other candidates that fit."""
+        """Return the seconds of a step of the best sampler's other eligible candidates."""
         priced, chosen = self.best.explored.priced, self.best.chosen
-        return [p.prediction.step_seconds for p in priced if p is not chosen and not p.overflow]
+        return [p.prediction.step_seconds for p in priced if p is not chosen and p.eligible]
 
 
 def best_over_samplers(
@@ -476,7 +481,7 @@ def best_over_samplers(
         for search, error in failed
     ]
     others = [p for each in found if each is not best for p in each.explored.priced]
-    elsewhere = [p.seconds for p in others if not p.overflow]
+    elsewhere = [p.seconds for p in others if p.eligible]
     return BestSampler(best=best, lost=lost, elsewhere=elsewhere)
 
 

@@ -182,7 +182,7 @@ def alike(out: Path, most: int) -> list[Path]:
     for each in shortlist(explored.priced, chosen, len(explored.priced)):
         if len(made) > most:
             break
-        if each.overflow:
+        if each.refusal:
             continue
         plan = save_plan(*assemble(search, explored, each), place / str(len(made)))
         with contextlib.suppress(InputError):

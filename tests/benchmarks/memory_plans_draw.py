@@ -205,7 +205,7 @@ def _fitting(search: Search, priced: Sequence[PlacedCandidate]) -> Iterator[Plac
     for each in priced:
         large = above_baseline(rank_uses(each.prediction.memory_bytes)) >= LEAST_BYTES
         soon = _steps_to_peak(search, each) * each.seconds <= MOST_SECONDS
-        if large and soon and not each.overflow:
+        if large and soon and each.eligible:
             yield each
 
 

@@ -72,7 +72,7 @@ def options_of(
         search = calibrate_search(raw, factors) if factors else raw
         priced = search.run()
         wanted = [choose(priced, machine.noise), *grid(case, search, settings, machine)]
-        kept = drop_alike([p for p in wanted if not p.overflow])
+        kept = drop_alike([p for p in wanted if p.eligible])
         mine = [Option(search=search, raw=raw, priced=p) for p in kept]
         choices.append(mine[0])
         found += mine

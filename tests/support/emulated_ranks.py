@@ -119,7 +119,7 @@ def _cheapest(
     if settings.policy == "none" != mode.settings.get("policy"):  # asked for its memory alone
         wanted = wanted or explored.priced
     assert wanted, f"{mode.name}: none of {len(explored.priced)} candidates is wanted"
-    fit = [each for each in wanted if not each.overflow]
+    fit = [each for each in wanted if each.eligible]
     return search, explored, min(fit or wanted, key=lambda each: each.seconds)
 
 

@@ -12,14 +12,11 @@ from gnnplan.planner.cost.graph_memory import host_parts, node_parts
 from gnnplan.planner.cost.memory import (
     batch_bytes,
     model_bytes,
-    require_fit,
     sampling_bytes,
-    sum_parts,
     tail,
 )
 from gnnplan.planner.cost.model import predict
 from gnnplan.planner.cost.request import Request as PlanningRequest
-from gnnplan.planner.errors import PlanDoesNotFit
 from gnnplan.planner.pipeline import graph_ref
 from gnnplan.planner.workload import Spread
 from gnnplan.runtime.comm.collectives import Communicator
@@ -249,12 +246,3 @@ class TestMemory:
         assert model_bytes(1000) == 16_000
         assert batch_bytes(100.0, 1000.0, 400, 3) == 3 * (100 * 408 + 4000)
         assert sampling_bytes(100.0, 1000.0, 10_000, 2) == 2 * 89_600
-
-    def test_the_refusal_is_the_sum(self) -> None:
-        over = sum_parts({"model": 3_000_000, "cache": 4_000_000}, 5_000_000)
-        with pytest.raises(PlanDoesNotFit) as caught:
-            require_fit("rank 0", over)
-        assert str(caught.value) == ("rank 0: cache 4.0 MB + model 3.0 MB = 7.0 MB > 5.0 MB usable")
-
-    def test_what_fits_is_not_refused(self) -> None:
-        require_fit("rank 0", sum_parts({"model": 3}, 3))

@@ -5,8 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from gnnplan.planner.candidate import Candidate
 from gnnplan.planner.cost.memory import Budgets
 from gnnplan.planner.errors import PlanDoesNotFit
+from gnnplan.planner.fullgraph import price as module
 from gnnplan.planner.fullgraph.candidate import (
     Cut,
     cut_of,
@@ -100,6 +102,23 @@ def test_a_fast_link_leaves_nothing_to_drop(small_graph: Graph) -> None:
     found = chosen(small_graph, UNBIASED, byte_seconds=1e-13, all_cuts=(TWO,))
     assert found.chosen.candidate.full_graph.keep == 1
     assert found.why_keep.startswith("p = 1")
+
+
+def test_where_keeping_more_is_refused_less_is_kept(
+    small_graph: Graph, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(settings: object, candidate: Candidate, prediction: object) -> str:
+        del settings, prediction
+        return "keeps too much" if candidate.full_graph.keep > 0.5 else ""
+
+    monkeypatch.setattr(module, "find_refusal", refuse)
+    found = chosen(small_graph, UNBIASED, byte_seconds=1e-13, all_cuts=(TWO,))
+    assert found.chosen.candidate.full_graph.keep == pytest.approx(0.5)
+    assert found.chosen.eligible
+    assert found.why_keep == "p = 0.5; one that keeps more is refused: keeps too much"
+    monkeypatch.setattr(module, "find_refusal", lambda *_: "keeps too much")
+    with pytest.raises(PlanDoesNotFit, match=r"^keeps too much$"):
+        chosen(small_graph, UNBIASED, all_cuts=(TWO,))
 
 
 def test_exact_wins_where_it_is_no_slower(small_graph: Graph) -> None:

@@ -1,13 +1,18 @@
-"""Which of the priced candidates is kept where the model cannot tell them apart."""
+"""Which of the priced candidates is kept where the model cannot tell them apart, and refusals."""
+
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from gnnplan.planner.candidate import PlacedRows, RankRows
+from gnnplan.planner.cost.memory import sum_parts
+from gnnplan.planner.errors import PlanDoesNotFit
 from gnnplan.planner.placement.costs import RowCosts
 from gnnplan.planner.placement.place import CandidatePlacement, Capacity, Memories
-from gnnplan.planner.search.choose import PlacedCandidate, choose, why_it_lost
-from gnnplan.runtime.plan.schema import Interval, Prediction, Threads
+from gnnplan.planner.search.choose import PlacedCandidate, choose, find_refusal, why_it_lost
+from gnnplan.planner.settings import PlanSettings
+from gnnplan.runtime.plan.schema import Interval, MemoryUse, Prediction, Threads
 from tests.support.candidates import candidate_of_ranks
 from tests.support.placements import placed_by
 
@@ -16,7 +21,7 @@ NOISE = 0.05
 
 def priced(
     policy: str, ms: float, gather_ms: float, *, gpus: bool, own: int = 0, loaders: int = 1,
-    host: float = 0.0,
+    host: float = 0.0, memory: dict[str, MemoryUse] | None = None, refusal: str = "",
 ) -> PlacedCandidate:  # fmt: skip
     """Two ranks with a placement, a step and a gather of so many milliseconds."""
     candidate = candidate_of_ranks(
@@ -36,7 +41,7 @@ def priced(
         stage_core_seconds={},
         traffic_bytes={},
         hit_rates={},
-        memory_bytes={},
+        memory_bytes=memory or {},
         bottleneck="forward_backward",
     )
     costs = RowCosts(local=0.0, peer=1.0, host=2.0)
@@ -45,7 +50,12 @@ def priced(
     rows = PlacedRows(policy=policy, ranks=[each], host_rows=4)
     memories = Memories(room=Capacity(own_rows=0, host_rows=None), costs=costs)
     placed = CandidatePlacement(placement=placement, reads=reads, memories=memories, rows=rows)
-    return PlacedCandidate(candidate=candidate, placed=placed, prediction=prediction)
+    return PlacedCandidate(
+        candidate=candidate,
+        prediction=prediction,
+        refusal=refusal,
+        placed=placed,
+    )
 
 
 def test_on_gpus_what_leaves_least_to_hide_is_kept_within_the_noise() -> None:
@@ -90,3 +100,40 @@ def test_on_cores_loader_threads_must_win_by_more_than_the_noise(order: int) -> 
     )
     slow = priced("none", 1.06, 0.9, gpus=False, loaders=0)
     assert choose([slow, beside][::order], NOISE) is beside
+
+
+def sized(ms: float, *caches: int) -> PlacedCandidate:
+    """A candidate whose ranks have caches of so many MB in 5 MB that hold a model of 3 MB, too."""
+    memory = {
+        f"rank{rank}": sum_parts({"model": 3_000_000, "cache": cache * 1_000_000}, 5_000_000)
+        for rank, cache in enumerate(caches)
+    }
+    made = priced("none", ms, 0.0, gpus=True, memory=memory)
+    refusal = find_refusal(PlanSettings(), made.candidate, made.prediction)
+    return replace(made, refusal=refusal)
+
+
+def test_what_fits_is_chosen_however_slow() -> None:
+    fast, slow = sized(1.0, 1, 3), sized(9.0, 2, 2)
+    assert choose([fast, slow], NOISE) is slow
+    assert why_it_lost(fast, slow) == (
+        "does not fit: rank1: cache 3.0 MB + model 3.0 MB = 6.0 MB > 5.0 MB usable"
+    )
+
+
+def test_a_refusal_is_the_largest_lack_of_the_one_that_lacks_least() -> None:
+    with pytest.raises(PlanDoesNotFit) as caught:
+        choose([sized(1.0, 1, 9), sized(1.0, 3, 4), sized(1.0, 9, 1)], NOISE)
+    assert str(caught.value) == "rank1: cache 4.0 MB + model 3.0 MB = 7.0 MB > 5.0 MB usable"
+    found = caught.value
+    assert (found.constraint, found.needed_bytes) == ("rank1", 7_000_000)
+    assert found.available_bytes == 5_000_000
+
+
+def test_where_memory_is_enough_the_fastest_says_why_it_is_refused() -> None:
+    fits = [replace(sized(ms, 1), refusal=f"takes {ms:g} ms") for ms in (3.0, 2.0)]
+    with pytest.raises(PlanDoesNotFit) as caught:
+        choose([*fits, sized(1.0, 9)], NOISE)
+    assert (str(caught.value), caught.value.constraint) == ("takes 2 ms", "")
+    with pytest.raises(PlanDoesNotFit, match="no candidate was priced"):
+        choose([], NOISE)

@@ -65,7 +65,7 @@ def test_auto_proposes_them_where_the_topology_does_not_fit(graph: Graph) -> Non
     kinds = {(p.candidate.topology.policy, p.candidate.policy) for p in explored.priced}
     assert {("cached", "none"), ("cached", "legion"), ("host", "none")} <= kinds
     assert not any(
-        p.candidate.topology.policy == "replicated" and not p.overflow for p in explored.priced
+        p.candidate.topology.policy == "replicated" and p.eligible for p in explored.priced
     )
     whole = replace(search, settings=replace(search.settings, device_memory_bytes=None))
     request = replace(search.request, budgets=replace(search.request.budgets, device_bytes=None))

@@ -91,7 +91,7 @@ def test_a_cache_of_each_gpu_is_priced_and_takes_its_room(
             size = graph.row_bytes + slot_bytes(each.candidate)
             assert parts["cache rows"] == rows[0].cache_rows * size
             assert parts["cache directory"] > 12 * graph.num_nodes
-            assert not each.overflow
+            assert each.eligible
             words = each.prediction.provenance["gather"]
             assert "kernels of the cache and its directory" in words
 
