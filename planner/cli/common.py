@@ -377,7 +377,7 @@ class Pace:
         """Readings of the clock with the share done, from the later half's first on."""
 
     def left_words(self, now: float, share: float) -> str:
-        """Say how long the job still takes; empty where too little is done to tell.
+        """Write how long the job still takes; empty where too little is done to tell.
 
         >>> pace = Pace()  # 8 s of a start and 4 s of the first of ten steps, then 1 s each
         >>> pace.left_words(12.0, 0.1), pace.left_words(13.0, 0.2), pace.left_words(14.0, 0.3)

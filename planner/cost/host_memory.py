@@ -30,7 +30,7 @@ DISK_BUDGET_BYTES = 64 * 2**20
 """Most bytes of buffers and index in which a rank reads rows of the disk."""
 FLOAT_BYTES = 4
 RING_SPARE = 1.125
-"""Bytes of a buffer of gathered rows over those of the rows that it was made for."""
+"""Factor by which a buffer for gathered rows is larger than the rows that it was made for."""
 
 
 def locked_bytes(size: float) -> int:

@@ -37,7 +37,7 @@ class RankWork:
     sparse: bool = False
     """Whether rows are sparse, so that cores draw and gather batches also for GPUs."""
     drawn_by_cores: bool = False
-    """Whether cores draw the batches, also for GPUs."""
+    """Whether cores draw the batches of GPUs."""
     core_rates: Mapping[str, Table] = field(default_factory=dict[str, Table])
     """Tables of drawing and gathering, of cores like the machine's, where it has none."""
     captured_bytes: int = 0

@@ -121,7 +121,7 @@ class TableName(str):
         return made
 
     def find_fault(self, table: Table) -> str:
-        """Say what of a table prices do not expect; empty where it is as declared."""
+        """Say in which unit or axes a table differs from this declaration; empty where in none."""
         if table.unit != self.unit:
             return f"expected the unit {self.unit}, found {table.unit!r:.80}"
         needed = {axis for axis in self.axes if not axis.endswith("?")}

@@ -86,7 +86,7 @@ class PlacedIndices(np.ndarray):
 
 
 class _Writable:
-    """An array that says it may be written, over the memory of one that must not be.
+    """View of an array's memory that says it may be written, also where the array is read-only.
 
     Numba finds a compiled kernel by a fingerprint that tells arrays apart by their flags, not by
     their class. Plain lists are read-only to kernels (`check_graph`): these must be told from them.
