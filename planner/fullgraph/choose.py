@@ -13,7 +13,7 @@ gives up nothing; a slower one is listed as not comparable.
 Source: docs/formulas.md 3.6.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from gnnplan.planner.candidate import Candidate
@@ -42,10 +42,12 @@ from gnnplan.planner.fullgraph.profile import CutProfile
 from gnnplan.planner.queries.remedies import Remedy, add_remedies, find_runners_up, rank_remedies
 from gnnplan.planner.queries.rivals import RunnersUp
 from gnnplan.planner.search.choose import (
+    MOST_ALTERNATIVES,
     find_slower_stage,
     fullest_memory,
     make_refusal,
     nearest_to_fit,
+    pick_shown,
 )
 from gnnplan.planner.settings import PlanSettings
 from gnnplan.runtime.plan.schema import Alternative, MemoryUse
@@ -220,7 +222,6 @@ def _other_ranks(
     }
 
 
-MOST_ALTERNATIVES = 12
 OTHER_KEEPS = 3
 """Alternatives that may be of another p: a reader asks what they would have cost."""
 
@@ -365,14 +366,14 @@ def alternatives(choice: FullGraphChoice) -> list[Alternative]:
     """List the others, comparable ones first, each with why it lost."""
     chosen = choice.chosen
     others = [p for p in (*choice.exact, *choice.sampled) if p.candidate != chosen.candidate]
-    others.sort(key=lambda p: (not p.eligible, not _comparable(p, chosen), p.seconds))
-    kept, seen = list[PricedEpoch](), set[tuple[Cut, float]]()
-    for p in others:
+    same = [p for p in others if _comparable(p, chosen)]
+    rest = [p for p in others if not _comparable(p, chosen)]
+
+    def shape(p: PricedEpoch) -> Hashable:
         # One of each cut and p, but every variant of the chosen cut.
-        shape = (cut_of(p.candidate), p.candidate.full_graph.keep)
-        if shape not in seen or cut_of(p.candidate) == cut_of(chosen.candidate):
-            kept.append(p)
-        seen.add(shape)
+        cut = cut_of(p.candidate)
+        return cut if cut == cut_of(chosen.candidate) else (cut, p.candidate.full_graph.keep)
+
     found = [
         Alternative(
             name=describe_whole_graph(p.candidate),
@@ -380,8 +381,8 @@ def alternatives(choice: FullGraphChoice) -> list[Alternative]:
             why=why_it_lost(p, chosen),
         )
         for p in (
-            *[p for p in kept if _comparable(p, chosen)][: MOST_ALTERNATIVES - OTHER_KEEPS],
-            *[p for p in kept if not _comparable(p, chosen)][:OTHER_KEEPS],
+            *pick_shown(same, chosen, MOST_ALTERNATIVES - OTHER_KEEPS, shape_of=shape),
+            *pick_shown(rest, chosen, OTHER_KEEPS, shape_of=shape),
         )
     ]
     batches = "not comparable by epoch time: many updates per epoch where this has one"

@@ -1,6 +1,6 @@
 """Choose among priced candidates; say why the others lost and what more memory would save."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -26,6 +26,8 @@ from gnnplan.runtime.plan.schema import (
 from gnnplan.runtime.stages import LOADER_STAGES, Stage
 
 MOST_ALTERNATIVES = 12
+MOST_REFUSED = 3
+"""Refused candidates that would win and are shown beside as many alternatives as there may be."""
 
 
 def find_refusal(settings: PlanSettings, candidate: Candidate, prediction: Prediction) -> str:
@@ -175,28 +177,53 @@ def _where_it_runs(p: PlacedCandidate) -> Candidate:
     return replace(p.candidate.with_policy(""), topology=TopologyPlacement())
 
 
+def pick_shown(
+    others: Sequence[Priced],
+    chosen: Priced,
+    most: int,
+    *,
+    shape_of: Callable[[Priced], Hashable],
+    family_of: Callable[[Priced], Hashable] = lambda _: None,
+) -> list[Priced]:
+    """Pick the candidates to show beside the chosen one: eligible ones first, then by time.
+
+    One of each shape, but all of the chosen one's shape, up to `most`; before those the first of
+    every family. A few of the fastest refused ones that would win come besides.
+    """
+    ranked = sorted(others, key=lambda p: (not p.eligible, p.seconds))
+    kept, seen = list[Priced](), set[Hashable]()
+    families, firsts = {family_of(chosen)}, list[Priced]()
+    refused: dict[Hashable, Priced] = {}
+    for p in ranked:
+        shape, family = shape_of(p), family_of(p)
+        if family not in families:
+            firsts.append(p)
+        elif shape not in seen or shape == shape_of(chosen):
+            kept.append(p)
+        if p.refusal and p.seconds < chosen.seconds:
+            refused.setdefault(shape, p)
+        families.add(family)
+        seen.add(shape)
+    named = firsts + kept[: max(0, most - len(firsts))]
+    besides = [p for p in refused.values() if p not in named]
+    return sorted([*named, *besides[:MOST_REFUSED]], key=lambda p: (not p.eligible, p.seconds))
+
+
 def alternatives(
     priced: Sequence[PlacedCandidate], chosen: PlacedCandidate, left_out: Sequence[Omission] = ()
 ) -> list[Alternative]:
     """List the candidates that lost, with why: fastest first, those that may not be chosen last.
 
-    The best of every family is listed, however slow; dimensions that were not priced come last.
+    Of each ranks and threads one is listed, but every policy on the chosen ones. The best of every
+    family is listed, however slow; dimensions that were not priced come last.
     """
-    others = [p for p in priced if p.candidate != chosen.candidate]
-    others.sort(key=lambda p: (not p.eligible, p.seconds))
-    kept, seen = list[PlacedCandidate](), set[Candidate]()
-    kinds, firsts = {family_of(chosen.candidate)}, list[PlacedCandidate]()
-    for p in others:
-        shape, kind = p.candidate.with_policy(""), family_of(p.candidate)
-        if kind not in kinds:
-            firsts.append(p)
-        # The same ranks and threads once, but every policy on the chosen ones.
-        elif shape not in seen or shape == chosen.candidate.with_policy(""):
-            kept.append(p)
-        kinds.add(kind)
-        seen.add(shape)
-    named = firsts + kept[: max(0, MOST_ALTERNATIVES - len(firsts))]
-    named.sort(key=lambda p: (not p.eligible, p.seconds))
+    named = pick_shown(
+        [p for p in priced if p.candidate != chosen.candidate],
+        chosen,
+        MOST_ALTERNATIVES,
+        shape_of=lambda p: p.candidate.with_policy(""),
+        family_of=lambda p: family_of(p.candidate),
+    )
     told = [
         Alternative(
             name=p.name,

@@ -10,7 +10,13 @@ from gnnplan.planner.cost.memory import sum_parts
 from gnnplan.planner.errors import PlanDoesNotFit
 from gnnplan.planner.placement.costs import RowCosts
 from gnnplan.planner.placement.place import CandidatePlacement, Capacity, Memories
-from gnnplan.planner.search.choose import PlacedCandidate, choose, find_refusal, why_it_lost
+from gnnplan.planner.search.choose import (
+    PlacedCandidate,
+    choose,
+    find_refusal,
+    pick_shown,
+    why_it_lost,
+)
 from gnnplan.planner.settings import PlanSettings
 from gnnplan.runtime.plan.schema import Interval, MemoryUse, Prediction, Threads
 from tests.support.candidates import candidate_of_ranks
@@ -137,3 +143,16 @@ def test_where_memory_is_enough_the_fastest_says_why_it_is_refused() -> None:
     assert (str(caught.value), caught.value.constraint) == ("takes 2 ms", "")
     with pytest.raises(PlanDoesNotFit, match="no candidate was priced"):
         choose([], NOISE)
+
+
+def test_what_would_win_is_shown_with_its_refusal_however_many_others_there_are() -> None:
+    chosen = priced("none", 2.0, 0.0, gpus=True)
+    slower = [priced(f"p{i}", 3.0 + i, 0.0, gpus=True) for i in range(20)]
+    refused = [priced(f"r{i}", 1.5 - i / 10, 0.0, gpus=True, refusal=f"r{i}") for i in range(3)]
+    late = priced("late", 99.0, 0.0, gpus=True, refusal="late")
+    shapes = {p.candidate.policy: p.candidate.policy for p in [chosen, *refused, late]}
+    others = [*slower, *refused, late]
+    shown = pick_shown(others, chosen, 2, shape_of=lambda p: shapes.get(p.candidate.policy))
+    assert shown == [slower[0], *refused[::-1]]
+    shown = pick_shown(others, chosen, 2, shape_of=lambda _: 0)
+    assert shown == [*slower[:2], refused[2]]
