@@ -309,7 +309,8 @@ def _fewer_words(plan: Plan, lost: list[tuple[str, Alternative]]) -> str:
 
 
 def _on_ranks(number: str, best: Alternative) -> str:
-    step = "too much memory" if best.step_seconds is None else seconds_text(best.step_seconds)
+    short = "too much memory" if best.why.startswith("does not fit") else "none to be chosen"
+    step = short if best.step_seconds is None else seconds_text(best.step_seconds)
     return f"{step} on {number}{'' if best.why else ' (this plan)'}"
 
 

@@ -10,6 +10,7 @@ from gnnplan.planner import pipeline
 from gnnplan.planner.profile.cache import Profile
 from gnnplan.planner.queries.explain import Explanation, explain, render
 from gnnplan.planner.queries.memory_words import evaluation_words
+from gnnplan.planner.queries.rivals import load_runners_up, save_runners_up
 from gnnplan.planner.queries.whatif import reopen
 from gnnplan.planner.settings import PlanSettings
 from gnnplan.planner.units import seconds_text
@@ -63,6 +64,23 @@ def test_the_best_of_each_number_of_ranks_is_what_the_search_prices(
     text = explain(made).answers.why_so_many
     assert f"{seconds_text(made.prediction.step_seconds.value)} on {own} (this plan)" in text
     assert all(f"{seconds_text(best[n])} on {n}" in text for n in best if n != own)
+
+
+@pytest.mark.parametrize(
+    ("why", "words"),
+    [
+        ("does not fit: rank0: rows 9.0 GB > 8.0 GB usable", "too much memory on 4"),
+        ("sends more than a limit allows", "none to be chosen on 4"),
+    ],
+)
+def test_a_number_of_ranks_of_which_none_may_be_chosen_lacks_memory_only_where_it_does(
+    why: str, words: str, small_graph: Graph, tmp_path: Path
+) -> None:
+    made = plan(small_graph, tmp_path / "p")
+    found = load_runners_up(made.plan_id)
+    four = {"4": Alternative(name="", step_seconds=None, why=why)}
+    save_runners_up(replace(found, by_ranks=found.by_ranks | four), made.plan_id)
+    assert words in explain(made).answers.why_so_many
 
 
 def test_the_gain_is_over_one_rank_that_reads_all_from_the_host(
