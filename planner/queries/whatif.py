@@ -13,12 +13,16 @@ from gnnplan.planner.assemble import candidate_of
 from gnnplan.planner.candidate import Candidate
 from gnnplan.planner.cost.link_use import link_of
 from gnnplan.planner.cost.memory import host_memory, size_text
-from gnnplan.planner.cost.model import batch_and_timing
-from gnnplan.planner.cost.request import seeds_per_rank
 from gnnplan.planner.errors import PlanDoesNotFit, SettingsError
-from gnnplan.planner.fullgraph.candidate import describe_whole_graph
+from gnnplan.planner.fullgraph.candidate import cuts_of, describe_whole_graph
 from gnnplan.planner.machine.model import Link, MachineModel
-from gnnplan.planner.pipeline import graph_ref, joined_candidates, search_for, searches_for
+from gnnplan.planner.pipeline import (
+    combinations_of,
+    graph_ref,
+    joined_candidates,
+    search_for,
+    searches_for,
+)
 from gnnplan.planner.probe.presets import on_hosts
 from gnnplan.planner.profile.cache import PlanRecord, load_record
 from gnnplan.planner.queries.calibrate import calibrate_search
@@ -38,7 +42,7 @@ from gnnplan.planner.search.dimensions.ranks import (
     plans_gpus,
 )
 from gnnplan.planner.search.dimensions.registry import name_of
-from gnnplan.planner.search.samplers import with_samplers
+from gnnplan.planner.search.samplers import fix_placement, with_samplers
 from gnnplan.planner.search.search import Search, SearchResult, best_over_samplers
 from gnnplan.planner.settings import PlanSettings
 from gnnplan.planner.units import counted, scale_number, seconds_text
@@ -144,16 +148,13 @@ def _search_own_profile(
     kept = {name: getattr(record.settings, name) for name in PROFILED_APART}
     if replace(settings, **kept) != with_samplers(graph, record.settings):
         return None
+    planned, tried = (
+        combinations_of(joined_candidates(each, record.machine, ("none",), task=str(graph.task)))
+        for each in (record.settings, settings)
+    )
+    if not set(tried) <= set(planned):
+        return None
     search = search_for(graph, record.settings, record.machine, measure=measure)
-    tried = joined_candidates(settings, search.request.machine, ("none",), task=str(graph.task))
-    batch_size = settings.workload.batch_size
-    if any(seeds_per_rank(batch_size, c.num_ranks) not in search.hotness for c in tried):
-        return None
-    try:
-        for each in tried:  # batches may be drawn to be shared, and the model not timed on them
-            batch_and_timing(search.request, each)
-    except SettingsError:
-        return None
     budgets = replace(
         search.request.budgets,
         device_bytes=settings.device_memory_bytes,
@@ -186,14 +187,8 @@ def find_best(graph: Graph, record: PlanRecord, changed: PlanRecord) -> BestPlan
         SettingsError: as `search_with`; or what is asked for cannot be, or not without timing it.
         InputError: the dataset or its model cannot be used.
     """
-    settings = changed.settings
-    if settings.quick and (unknown := no_estimate(graph, with_samplers(graph, settings))):
-        raise SettingsError(
-            "expected what can be priced before anything is measured, as this plan was, found "
-            f"{unknown}; plan it without --quick to have seconds"
-        )
-    check_graph(graph, settings)
-    if settings.mode == "full-graph":
+    check_changed(graph, changed)
+    if changed.settings.mode == "full-graph":
         return _find_best_whole(graph, changed)
     found = best_over_samplers(
         search_with(graph, record, changed),
@@ -201,6 +196,35 @@ def find_best(graph: Graph, record: PlanRecord, changed: PlanRecord) -> BestPlan
     ).best
     left_out = list_left_out(found.explored)
     return BestPlan(chosen=found.chosen, name=found.chosen.name, left_out=left_out)
+
+
+def check_changed(graph: Graph, changed: PlanRecord) -> None:
+    """Refuse what no candidate can be made of, or what would have to be timed on these cores.
+
+    Raises:
+        SettingsError: the line says what was expected.
+        InputError: the dataset or its model cannot be used.
+    """
+    settings = changed.settings
+    if settings.quick and (unknown := no_estimate(graph, with_samplers(graph, settings))):
+        raise SettingsError(
+            "expected what can be priced before anything is measured, as this plan was, found "
+            f"{unknown}; plan it without --quick to have seconds"
+        )
+    check_graph(graph, settings)
+    machine = machine_of_ranks(on_hosts(changed.machine, settings.hosts), settings)
+    gpus = plans_gpus(machine)
+    if settings.mode == "full-graph":
+        cuts_of(settings, machine)
+        if not (gpus or settings.quick):
+            raise SettingsError(
+                "expected what needs no timing, found mode full-graph, whose parts would be timed "
+                "on these cores; plan it to have seconds"
+            )
+        return
+    for each in with_samplers(graph, settings).by_sampler():
+        asked = fix_placement(graph, each, gpus=gpus)
+        joined_candidates(asked, machine, ("none",), task=str(graph.task))
 
 
 def list_left_out(explored: SearchResult) -> list[str]:
@@ -213,11 +237,6 @@ def _find_best_whole(graph: Graph, changed: PlanRecord) -> BestPlan:
 
     settings = changed.settings
     machine = machine_of_ranks(on_hosts(changed.machine, settings.hosts), settings)
-    if not plans_gpus(machine):
-        raise SettingsError(
-            "expected what needs no timing, found mode full-graph, whose parts would be timed on "
-            "these cores; plan it to have seconds"
-        )
     made = plan_full_graph(graph, graph_ref(graph), settings, machine, None, calibrate=False)[0]
     return BestPlan(chosen=priced_as(made, settings), name=name_plan(made, settings), left_out=[])
 

@@ -13,6 +13,7 @@ from gnnplan.planner import pipeline
 from gnnplan.planner.cli.main import main
 from gnnplan.planner.errors import PlanDoesNotFit, SettingsError
 from gnnplan.planner.machine.model import MachineModel
+from gnnplan.planner.probe.presets import load_preset
 from gnnplan.planner.profile import cache as record
 from gnnplan.planner.profile.cache import Profile
 from gnnplan.planner.queries.diff import diff, render as render_diff
@@ -22,10 +23,11 @@ from gnnplan.planner.queries.whatif import (
     whatif,
 )
 from gnnplan.planner.queries.why_not import render_why_not, why_not
-from gnnplan.planner.settings import PlanSettings
+from gnnplan.planner.settings import PlanSettings, change_mode
 from gnnplan.runtime.errors import PlanError
 from gnnplan.runtime.graph.dataset import Graph
 from gnnplan.runtime.plan.schema import Plan, Workload
+from tests.support.emulated_ranks import make_graph
 from tests.support.machines import machine
 from tests.support.profiles import hotness, profile
 
@@ -78,6 +80,39 @@ def test_what_if_says_what_planning_anew_would(
     assert found.after.step_seconds.value == pytest.approx(anew.prediction.step_seconds.value)
     assert found.after.num_ranks == 1
     assert found.after.stages["gather"] < found.before.stages["gather"] * 2
+
+
+@pytest.mark.parametrize(("planned", "asked"), [(4, 1), (4, 3)])
+def test_a_profile_of_other_ranks_does_not_answer_for_these(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, planned: int, asked: int
+) -> None:
+    """Whole batches are drawn for ranks that share them, and three ranks' share may be four's."""
+    monkeypatch.setenv("GNNPLAN_CACHE", str(tmp_path / "cache"))
+    graph = make_graph(tmp_path / "graph")
+    work = Workload(batch_size=5, hidden=8, fanouts=[3, 2])
+    box = load_preset("pcie-4090x4")
+    settings = PlanSettings(workload=work, devices=planned)
+    made = pipeline.plan(graph.path, settings, machine=box, out=tmp_path / "p")
+    changed = replace(settings, devices=asked)
+    found, reason = whatif(made, [f"devices={asked}"]), why_not(made, changes=[f"devices={asked}"])
+    anew = pipeline.plan(graph.path, changed, machine=box, out=tmp_path / "anew")
+    assert found.after == reason.best
+    assert found.after is not None
+    assert found.after.step_seconds == anew.prediction.step_seconds
+    assert found.after.epoch_seconds == anew.prediction.epoch_seconds
+
+
+def test_an_estimate_of_a_whole_graph_on_cores_is_answered_by_one(tmp_path: Path) -> None:
+    graph = make_graph(tmp_path / "graph")
+    work = Workload(batch_size=32, hidden=8, fanouts=[3, 2])
+    quick = PlanSettings(workload=work, quick=True)
+    box = load_preset("cpu-2core")
+    made = pipeline.plan(graph.path, quick, machine=box, out=tmp_path / "p")
+    found = whatif(made, ["mode=full-graph"])
+    whole = change_mode(quick, "full-graph")
+    anew = pipeline.plan(graph.path, whole, machine=box, out=tmp_path / "anew")
+    assert found.after is not None
+    assert found.after.step_seconds == anew.prediction.step_seconds
 
 
 def test_less_memory_can_leave_no_plan(small_graph: Graph, skewed: Profile, tmp_path: Path) -> None:
