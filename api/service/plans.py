@@ -295,12 +295,15 @@ def _check_question(service: Service, kind: str, plan_id: str, asked: dict[str, 
         return  # simulated elsewhere: it needs no record of the plan's own machine
     record = load_record(plan)
     if kind in ("why-not", "what-if"):
-        from gnnplan.planner.queries.whatif import apply_changes  # on use: with the whole planner
+        from gnnplan.planner.queries.whatif import (  # on use: with the whole planner
+            apply_changes,
+            check_changed,
+        )
 
-        settings = apply_changes(record, asked.get("changes", [])).settings
-        check_model(settings.workload.model, service.settings.allowed_models)
+        changed = apply_changes(record, asked.get("changes", []))
+        check_model(changed.settings.workload.model, service.settings.allowed_models)
         if kind == "what-if":  # of why-not, what cannot be is the answer
-            check_graph(open_graph(Path(plan.graph.path), validate=False), settings)
+            check_changed(open_graph(Path(plan.graph.path), validate=False), changed)
 
 
 def _known_plan(service: Service, wanted: dict[str, Any], request: PlanRequest) -> str | None:

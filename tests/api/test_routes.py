@@ -392,6 +392,10 @@ def test_options_and_questions_that_a_plan_cannot_have_are_refused_at_once(
             refused(f"{at}/what-if", {"changes": [change]})
         for change in ("link.warp9.bandwidth=x2", "policy=astrology", "sampler=fastgcn"):
             assert "expected a" in refused(f"{at}/what-if", {"changes": [change]})
+        many = refused(f"{at}/what-if", {"changes": ["devices=3"]})
+        assert "expected at most 2 devices (the cores), found 3" in many
+        timed = refused(f"{at}/what-if", {"changes": ["mode=full-graph"]})
+        assert "whose parts would be timed on these cores" in timed
         unknown = client.post(f"{at}/what-if", json={"changes": ["model=user.module:make"]})
         assert unknown.status_code == 403, unknown.text
         folder = service.storage.catalogue.plan_folder(plan)
