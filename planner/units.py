@@ -89,7 +89,12 @@ def is_repeated(field: SettingField) -> bool:
 
 def is_text(field: SettingField) -> bool:
     """Return whether a flag is read as text here, and not by the command line itself."""
-    return is_repeated(field) or field.optional or field.hint == list[int]
+    return is_repeated(field) or _takes_auto(field) or field.hint == list[int]
+
+
+def _takes_auto(field: SettingField) -> bool:
+    """Return whether `auto` leaves a setting unset; a name or a path is taken as it is."""
+    return field.optional and field.hint != str | None
 
 
 def _flag_of(field: SettingField) -> str:
@@ -99,7 +104,8 @@ def _flag_of(field: SettingField) -> str:
 def flag_help(field: SettingField) -> str:
     """Return the help of a flag."""
     said, unset = field.setting, field.setting.unset
-    parts = [said.help.rstrip("."), said.how, f"{AUTO}: {unset}" if unset else ""]
+    word = AUTO if _takes_auto(field) else "left out"
+    parts = [said.help.rstrip("."), said.how, f"{word}: {unset}" if unset else ""]
     return f"{'; '.join(part for part in parts if part)}."
 
 
@@ -143,7 +149,7 @@ def read_texts(
 
 
 def _read(field: SettingField, text: str, name: str) -> Any:
-    if field.optional and text.strip() == AUTO:
+    if _takes_auto(field) and text.strip() == AUTO:
         return None
     if field.name.endswith("_bytes"):
         return parse_bytes(text, name)

@@ -103,6 +103,8 @@ def test_what_does_not_fit_says_which_memory_lacks_how_much():
     [
         (["--nodes", "1e6"], "no --edges and --features"),
         (["--like", "paper100m"], "did you mean papers100m"),
+        (["--like", "auto"], "igb-large, arxiv, mag, found 'auto'"),
+        (["--like", "reddit", "--machine", "auto"], "auto: expected a preset's name"),
         (["--like", "reddit", "--machine", "dgx-a10"], "did you mean dgx-a100"),
         (["--like", "reddit", "--nodes", "many"], "--nodes: expected a number or auto"),
         (["--like", "reddit", "--sort", "tme"], "did you mean time"),
