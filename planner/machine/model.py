@@ -465,9 +465,13 @@ def check_machine(machine: MachineModel) -> None:
 def _check_link(link: Link, known: set[str]) -> None:
     for end in (link.source, link.target):
         _among(f"link {link.name!r:.80}", end, known, "parts")
-    if link.bandwidth_bytes_per_second <= 0 or link.latency_seconds < 0:
+    if not (
+        0 < link.bandwidth_bytes_per_second <= Table.MOST
+        and 0 <= link.latency_seconds <= Table.MOST
+    ):
         _refuse(f"link {link.name!r:.80}: expected a bandwidth above 0 and a latency from 0")
-    if min(link.gather_bytes_per_second, link.transaction_bytes, link.lanes) < 0:
+    others = (link.gather_bytes_per_second, link.transaction_bytes, link.lanes)
+    if min(others) < 0 or max(others) > Table.MOST:
         _refuse(f"link {link.name!r:.80}: expected rates, sizes and lanes from 0")
 
 

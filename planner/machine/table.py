@@ -34,6 +34,8 @@ class Table:
     provenance: Provenance = "measured"
     uncertain: bool = False
     """Whether the repeats stayed noisier than the probe accepts."""
+    MOST: ClassVar[float] = 1e30
+    """Largest number of a table or a link, far above any machine's: sums of them stay finite."""
 
     def __post_init__(self) -> None:
         size = 1
@@ -45,8 +47,11 @@ class Table:
                 raise ValueError("axis points must rise")
         if size != len(self.values):
             raise ValueError(f"expected {size} values, found {len(self.values)}")
-        if min(map(min, self.points)) <= 0 or not min(self.values) > 0:
-            raise ValueError("expected positive axis points and values")
+        largest = max(*map(max, self.points), *self.values)
+        if min(map(min, self.points)) <= 0 or not min(self.values) > 0 or largest > self.MOST:
+            raise ValueError(f"expected positive axis points and values up to {self.MOST:g}")
+        if not 0 <= self.spread <= self.MOST:
+            raise ValueError(f"expected a spread from 0 to {self.MOST:g}, found {self.spread}")
 
     def at(self, **coordinates: float | int) -> float:
         """Return the value at the coordinates, one for each axis; other names raise KeyError."""
@@ -209,6 +214,11 @@ class MachineTable(TableName, Enum):
     """Start of an operation of the model on cores; solved for together with the two rates."""
     CORE_FLOPS = "core_flops", "threads", "flops_per_second"
     CORE_BYTES = "core_bytes", "threads", "bytes_per_second"
+    COMPUTE_SLOWDOWN = "compute_slowdown", "ranks", "ratio"
+    """Seconds of equal work by so many ranks at once over those of one."""
+    GPU_FLOPS = "gpu_flops", "ranks", "flops_per_second", "cuda"
+    """Rate of a product in float32; `GPU_FLOPS_TF32`: of one whose factors are rounded."""
+    GPU_FLOPS_TF32 = "gpu_flops_tf32", "ranks", "flops_per_second", "cuda"
     GPU_KERNEL = "gpu_kernel", "ranks", "seconds", "cuda"
     GPU_START = "gpu_start", "ranks", "seconds", "cuda"
     """Host's seconds of starting a kernel of the runtime, Python included."""

@@ -73,6 +73,25 @@ def test_a_table_over_other_axes_is_refused_as_its_machine_is_read(name: str) ->
                 check_machine(found.with_tables({member: off}))
 
 
+def test_every_table_that_is_read_by_its_name_is_declared() -> None:
+    read = re.compile(r"""machine\.(?:table\(|tables\.get\(|tables\[)"(\w+)\"""")
+    files = [p for p in (ROOT / "planner").rglob("*.py") if "probe" not in p.parts]
+    names = {name for path in files for name in read.findall(path.read_text())}
+    assert len(names) > 3
+    assert names - set(MachineTable) == set()
+
+
+def test_numbers_that_no_machine_has_are_refused() -> None:
+    for values, spread in (([1e200], 0.1), ([1e-3], -0.1), ([1e-3], 1e200)):
+        with pytest.raises(ValueError, match=r"up to 1e\+30|from 0 to 1e\+30"):
+            make_table("seconds", {"ranks": [1]}, values, spread)
+    found = machine()
+    for name in ("bandwidth_bytes_per_second", "latency_seconds", "gather_bytes_per_second"):
+        links = [replace(found.links[0], **{name: 1e200}), *found.links[1:]]
+        with pytest.raises(MachineError, match="expected"):
+            check_machine(replace(found, links=links))
+
+
 def test_tables_of_gpus_are_those_that_machines_without_one_lack() -> None:
     assert {m for m in MachineTable if m.processor == "cuda"} & set(machine().tables) == set()
     of_gpus = {m for m in MachineTable if m in MACHINES["hgx-h100"].tables}
