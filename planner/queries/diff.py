@@ -7,11 +7,11 @@ from typing import Any, cast
 from gnnplan.planner.candidate import topology_words
 from gnnplan.planner.cost.memory import size_text
 from gnnplan.planner.queries.explain import KEPT, PLACES
-from gnnplan.planner.units import by_number, counted, seconds_text
+from gnnplan.planner.units import AUTO, by_number, counted, seconds_text
 from gnnplan.runtime import codec
 from gnnplan.runtime.plan.schema import Plan
 
-DECIDED = ("graph", "machine", "workload", "strategy", "statistics_class")
+DECIDED = ("graph", "machine", "workload", "strategy", "statistics_class", "epochs")
 """Parts of a plan that are decisions, or what they rest on."""
 PLAIN = {
     "step": "steps",
@@ -111,6 +111,8 @@ def _sentences(a: Plan, b: Plan) -> list[str]:
         ]
     if a.statistics_class != b.statistics_class:
         found.append(f"statistics {b.statistics_class} instead of {a.statistics_class}")
+    if a.epochs != b.epochs:
+        found.append(f"planned for epochs {b.epochs or AUTO} instead of {a.epochs or AUTO}")
     return found
 
 
@@ -238,7 +240,7 @@ def render(found: PlanDiff) -> str:
     if not found.sentences and not untold:
         rows = any(name.startswith("feature_") for name in found.arrays)
         lines.append("  the same, of other rows" if rows else "  nothing differs")
-    lines.append("predicted")
+    lines += ["predicted", *([] if found.numbers else ["  the same"])]
     step = next((pair for pair in found.numbers if pair.name == "step"), None)
     if step is not None and step.a > 0:
         lines.append(f"  {_change(step.b / step.a)}")

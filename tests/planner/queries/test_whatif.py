@@ -227,6 +227,10 @@ def test_diff_shows_what_was_decided_and_what_it_does(
     ]
     dealt = diff(two, replace(two, strategy=replace(two.strategy, partition="ldg")))
     assert dealt.sentences == ["mini-batches of ldg parts instead of mini-batches"]
+    longer = diff(replace(two, epochs=7), replace(two, plan_id="longer", epochs=None))
+    assert longer.sentences == ["planned for epochs auto instead of 7"]
+    assert [(c.field, c.a, c.b) for c in longer.decisions] == [("epochs", 7, None)]
+    assert render_diff(longer).splitlines()[2:] == ["predicted", "  the same"]
     assert diff(one, one).decisions == diff(one, one).numbers == []
     assert render_diff(diff(one, one)) == "the plans are the same"
 
