@@ -6,6 +6,7 @@ that failed first for a reason of its own. A job may be started again several ti
 """
 
 import re
+import shutil
 import signal
 import sys
 import time
@@ -186,9 +187,25 @@ def failure_of(
         error = WorkerFailed(
             f"the job could not be run: {said}; output in {log}"
             if said
-            else f"the job ended without a report and without an error; output in {log}"
+            else f"the job ended without a report and without an error{_told_room(run_folder)}; "
+            f"output in {log}"
         )
     return error
+
+
+LEAST_ROOM_BYTES = 1 << 20
+"""Free bytes of a run's disk below which records of its ends may be missing."""
+
+
+def _told_room(run_folder: Path) -> str:
+    """Say how little room a run's disk has, so that no error was recorded; empty with room."""
+    try:
+        free = shutil.disk_usage(run_folder).free
+    except OSError:
+        return ""
+    if free >= LEAST_ROOM_BYTES:
+        return ""
+    return f", on a disk with {free:,} bytes free: make room, and --resume goes on"
 
 
 def attempt_line(run_folder: Path, attempt: int) -> str:

@@ -179,3 +179,13 @@ def test_a_restart_is_noted_in_the_words_of_the_host_that_knows_its_cause(
 
     told = ["restart 1: rank 1: ended by SIGKILL (out of memory?)"]
     assert run_in_process(2, notes) == [told, told]
+
+
+@pytest.mark.parametrize(("free", "told"), [(4096, True), (1 << 30, False)])
+def test_a_full_disk_is_named_where_it_left_no_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: int, told: bool
+) -> None:
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=free))
+    line = str(failure_of(tmp_path, tmp_path / "ranks.log", 1))
+    assert line.startswith("the job ended without a report and without an error")
+    assert ("4,096 bytes free: make room, and --resume goes on" in line) == told
