@@ -77,7 +77,7 @@ def graph_preset(name: str) -> GraphPreset:
     known = graph_presets()
     if name.lower() not in known:
         raise SettingsError(
-            f"expected a data set among {', '.join(known)}, found {name!r}"
+            f"expected a data set among {', '.join(known)}, found {name!r:.80}"
             f"{did_you_mean(name, known)}"
         )
     return known[name.lower()]

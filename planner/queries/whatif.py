@@ -27,7 +27,7 @@ from gnnplan.planner.probe.presets import on_hosts
 from gnnplan.planner.profile.cache import PlanRecord, load_record
 from gnnplan.planner.queries.calibrate import calibrate_search
 from gnnplan.planner.queries.simulate import open_plan_graph
-from gnnplan.planner.request import check_graph, no_estimate, read_changes
+from gnnplan.planner.request import check_graph, check_settings, no_estimate, read_changes
 from gnnplan.planner.search.choose import (
     PlacedCandidate,
     PricedCandidate,
@@ -119,6 +119,8 @@ def search_with(graph: Graph, record: PlanRecord, changed: PlanRecord) -> list[S
         machine_of_ranks(on_hosts(each.machine, settings.hosts), settings)
         for each in (record, changed)
     )
+    for each in settings.by_sampler():
+        check_settings(graph, each, gpus=plans_gpus(machine))
     measure = not settings.quick and plans_gpus(machine)
     if measure:
         from gnnplan.planner.profile.profile import is_timed  # on use: with torch
@@ -202,8 +204,7 @@ def check_changed(graph: Graph, changed: PlanRecord) -> None:
     """Refuse what no candidate can be made of, or what would have to be timed on these cores.
 
     Raises:
-        SettingsError: the line says what was expected.
-        InputError: the dataset or its model cannot be used.
+        SettingsError, InputError: the line says what was expected.
     """
     settings = changed.settings
     if settings.quick and (unknown := no_estimate(graph, with_samplers(graph, settings))):
@@ -223,6 +224,7 @@ def check_changed(graph: Graph, changed: PlanRecord) -> None:
             )
         return
     for each in with_samplers(graph, settings).by_sampler():
+        check_settings(graph, each, gpus=gpus)
         asked = fix_placement(graph, each, gpus=gpus)
         joined_candidates(asked, machine, ("none",), task=str(graph.task))
 

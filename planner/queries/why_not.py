@@ -67,14 +67,14 @@ def why_not(plan: Plan, policy: str = "", changes: Sequence[str] = ()) -> WhyNot
     """Price a plan under another policy, or with other settings (KEY=VALUE each).
 
     Raises:
-        SettingsError: no such policy or setting, or no record or profile of the plan is left.
+        SettingsError: no such policy or setting, one that the dataset cannot have, or no record or
+            profile of the plan is left.
         PlanError: the dataset has moved or is another one.
     """
     if changes or plan.strategy.mode == "full-graph":
         asked = [*([f"policy={policy}"] if policy else []), *changes]
         return _with_settings(plan, policy, asked)
-    search = reopen(plan)
-    named = replace(search, settings=replace(search.settings, policy=policy))
+    search, named = reopen(plan), reopen(plan, [f"policy={policy}"])
     noise = search.request.machine.noise
     explored = search.explore()
     chosen = choose(explored.priced, noise)

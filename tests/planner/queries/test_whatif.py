@@ -115,6 +115,21 @@ def test_an_estimate_of_a_whole_graph_on_cores_is_answered_by_one(tmp_path: Path
     assert found.after.step_seconds == anew.prediction.step_seconds
 
 
+def test_a_policy_that_the_dataset_cannot_have_is_refused_as_when_planned(tmp_path: Path) -> None:
+    graph = make_graph(tmp_path / "graph", "typed")
+    work = Workload(batch_size=32, hidden=8, fanouts=[3, 2], model="rgcn")
+    quick = PlanSettings(workload=work, quick=True)
+    made = pipeline.plan(graph.path, quick, machine=load_preset("cpu-2core"), out=tmp_path / "p")
+    refused = "expected policy auto or none for features by node type"
+    with pytest.raises(SettingsError, match=refused):
+        whatif(made, ["policy=degree"])
+    with pytest.raises(SettingsError, match=refused):
+        cheapest_for(made, 1e6, ["policy=degree"])
+    with pytest.raises(SettingsError, match=refused):
+        why_not(made, "degree")
+    assert refused in why_not(made, changes=["policy=degree"]).why
+
+
 def test_less_memory_can_leave_no_plan(small_graph: Graph, skewed: Profile, tmp_path: Path) -> None:
     made = plan(small_graph, tmp_path / "p", SETTINGS)
     found = whatif(made, ["memory.host0.capacity=100MiB"])
