@@ -117,7 +117,8 @@ def simulate_plan(request: dict[str, Any], job: JobContext) -> dict[str, Any]:
 
 def change_plan(request: dict[str, Any], job: JobContext) -> dict[str, Any]:
     """Plan again from the cached profile with something changed."""
-    from gnnplan.planner.queries.whatif import cheapest_for, whatif
+    from gnnplan.planner.queries.cheapest import cheapest_for
+    from gnnplan.planner.queries.whatif import whatif
 
     made, changes = load_plan(Path(request["plan_folder"])), request["changes"]
     target = request["target_epoch_seconds"]

@@ -360,7 +360,8 @@ def whatif_command(
             "whatif: expected --set KEY=VALUE or --target-epoch-seconds, found none"
         )
     asked = _open(plan, server)
-    from gnnplan.planner.queries.whatif import cheapest_for, render_cheapest, render_whatif, whatif
+    from gnnplan.planner.queries.cheapest import cheapest_for, render_cheapest
+    from gnnplan.planner.queries.whatif import render_whatif, whatif
 
     wanted = changes or []
     if target is None:

@@ -45,9 +45,10 @@ from gnnplan.runtime.plan.schema import Plan
 from gnnplan.runtime.report import RunReport
 
 if TYPE_CHECKING:
+    from gnnplan.planner.queries.cheapest import Cheapest
     from gnnplan.planner.queries.compare import Comparison
     from gnnplan.planner.queries.simulate import Simulation
-    from gnnplan.planner.queries.whatif import Cheapest, WhatIf
+    from gnnplan.planner.queries.whatif import WhatIf
     from gnnplan.planner.queries.why_not import WhyNot
 
 
@@ -158,7 +159,7 @@ class Plans:
         progress: Progress | None = None,
     ) -> "Cheapest":
         """Find the fewest devices and least memory for an epoch of given seconds, and wait."""
-        from gnnplan.planner.queries.whatif import Cheapest
+        from gnnplan.planner.queries.cheapest import Cheapest
 
         body = {"changes": [*changes], "target_epoch_seconds": target_epoch_seconds}
         return self._jobs.answer(f"{_at(plan)}/what-if", body, Cheapest, progress=progress)

@@ -1,8 +1,7 @@
 """Price a plan's request otherwise: `gnnplan whatif`, and `why-not` with settings.
 
 The request is priced again with changed settings, links or memories: on its own profile, on another
-cached one, or on batches drawn for GPUs that are elsewhere. Or the fewest devices and the least
-memory are sought that keep an epoch within a target. Nothing is timed.
+cached one, or on batches drawn for GPUs that are elsewhere. Nothing is timed.
 """
 
 import re
@@ -12,7 +11,6 @@ from dataclasses import dataclass, replace
 from gnnplan.planner.assemble import candidate_of
 from gnnplan.planner.candidate import Candidate
 from gnnplan.planner.cost.link_use import link_of
-from gnnplan.planner.cost.memory import host_memory, size_text
 from gnnplan.planner.errors import PlanDoesNotFit, SettingsError
 from gnnplan.planner.fullgraph.candidate import cuts_of, describe_whole_graph
 from gnnplan.planner.machine.model import Link, MachineModel
@@ -32,7 +30,6 @@ from gnnplan.planner.search.choose import (
     PlacedCandidate,
     PricedCandidate,
     choose,
-    make_refusal,
 )
 from gnnplan.planner.search.dimensions.ranks import (
     LINK_TABLES,
@@ -78,11 +75,11 @@ class WhatIf:
     changes: list[str]
     before: Outcome
     after: Outcome | None
-    """Plan with the changes; None where nothing fits."""
+    """Plan with the changes; None where none may be chosen."""
     refusal: str
-    """Memory sum that does not fit; empty where something does."""
+    """Why none may be chosen; empty where one may."""
     speedup: float
-    """Step seconds before over after; 0 where nothing fits."""
+    """Step seconds before over after; 0 where there is none after."""
     provenance: str
     caution: str = ""
     """Reason why seconds do not decide between the two; empty where they do."""
@@ -401,104 +398,3 @@ def render_whatif(found: WhatIf) -> str:
         lines.append(f"  {stage:<17}{seconds_text(old):>10} -> {seconds_text(new):>10}")
     lines.append(f"predicted; {found.provenance}")
     return "\n".join(lines)
-
-
-TRIED = 6
-"""Number of candidates, those that need least, whose least memory is searched for."""
-PRECISION = 0.01
-"""Relative width at which the search for the least memory ends."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Cheapest:
-    """Devices and memory that an epoch within the target needs."""
-
-    plan_id: str
-    target_epoch_seconds: float
-    fewest_devices: Outcome
-    """Fastest plan within the target among those with the fewest ranks."""
-    least_memory: Outcome
-    """Plan within the target under the smallest host budget found."""
-    least_memory_bytes: int
-    """Bytes of that budget."""
-    fastest_epoch_seconds: float
-    provenance: str
-
-
-def cheapest_for(plan: Plan, target_epoch_seconds: float, changes: Sequence[str] = ()) -> Cheapest:
-    """Find the fewest devices and the least memory for an epoch within the target.
-
-    Raises:
-        PlanDoesNotFit: no candidate is fast enough; the text says by how much.
-        SettingsError: as `whatif.reopen`.
-    """
-    search = reopen(plan, changes)
-    priced = search.run()
-    fits = [p for p in priced if p.eligible]
-    if not fits:
-        raise make_refusal(priced)
-    fastest = min(fits, key=lambda p: p.prediction.epoch_seconds.value)
-    epoch = fastest.prediction.epoch_seconds.value
-    within = [p for p in fits if p.prediction.epoch_seconds.value <= target_epoch_seconds]
-    if not within:
-        raise PlanDoesNotFit(
-            f"epoch: fastest predicted {seconds_text(epoch)} ({fastest.name}) > "
-            f"{seconds_text(target_epoch_seconds)} asked; more devices, a larger batch or smaller "
-            "fan-outs would be needed"
-        )
-    fewest = min(within, key=lambda p: (p.candidate.num_ranks, p.seconds))
-    lean, least = _least_memory(search, within, target_epoch_seconds)
-    return Cheapest(
-        plan_id=plan.plan_id,
-        target_epoch_seconds=target_epoch_seconds,
-        fewest_devices=make_outcome(fewest),
-        least_memory=make_outcome(lean),
-        least_memory_bytes=least,
-        fastest_epoch_seconds=epoch,
-        provenance="derived: priced again from the cached profile; nothing was measured",
-    )
-
-
-def _least_memory(
-    search: Search, within: Sequence[PlacedCandidate], target_epoch_seconds: float
-) -> tuple[PlacedCandidate, int]:
-    """Bisect the host's budget for the candidates that need least as they are."""
-    host, _ = host_memory(search.request.machine)
-
-    def total(priced: PlacedCandidate) -> int:
-        return priced.prediction.memory_bytes[host].total
-
-    found: list[tuple[int, int, PlacedCandidate]] = []
-    for order, start in enumerate(sorted(within, key=total)[:TRIED]):
-        low, high, best = 0, total(start), start
-        while high - low > PRECISION * high:
-            middle = (low + high) // 2
-            tried = _under(search, start, middle)
-            if tried.eligible and (tried.prediction.epoch_seconds.value <= target_epoch_seconds):
-                high, best = middle, tried
-            else:
-                low = middle
-        found.append((high, order, best))
-    least, _, best = min(found, key=lambda f: f[:2])
-    return best, least
-
-
-def _under(search: Search, priced: PlacedCandidate, host_bytes: int) -> PlacedCandidate:
-    budgets = replace(search.request.budgets, host_bytes=host_bytes)
-    return replace(search, request=replace(search.request, budgets=budgets)).price(priced.candidate)
-
-
-def render_cheapest(found: Cheapest) -> str:
-    """Write the answer as a few lines."""
-    few, lean = found.fewest_devices, found.least_memory
-    return "\n".join(
-        [
-            f"for an epoch within {seconds_text(found.target_epoch_seconds)} "
-            f"(fastest predicted: {seconds_text(found.fastest_epoch_seconds)})",
-            f"  fewest devices: {few.num_ranks} ({few.name}), "
-            f"epoch {seconds_text(few.epoch_seconds.value)}",
-            f"  least memory: {size_text(found.least_memory_bytes)} of the host ({lean.name}), "
-            f"epoch {seconds_text(lean.epoch_seconds.value)}",
-            f"predicted; {found.provenance}",
-        ]
-    )

@@ -16,12 +16,9 @@ from gnnplan.planner.machine.model import MachineModel
 from gnnplan.planner.probe.presets import load_preset
 from gnnplan.planner.profile import cache as record
 from gnnplan.planner.profile.cache import Profile
+from gnnplan.planner.queries.cheapest import cheapest_for
 from gnnplan.planner.queries.diff import diff, render as render_diff
-from gnnplan.planner.queries.whatif import (
-    apply_changes,
-    cheapest_for,
-    whatif,
-)
+from gnnplan.planner.queries.whatif import apply_changes, whatif
 from gnnplan.planner.queries.why_not import render_why_not, why_not
 from gnnplan.planner.settings import PlanSettings, change_mode
 from gnnplan.runtime.errors import PlanError
