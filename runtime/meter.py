@@ -25,7 +25,7 @@ from gnnplan.runtime.report import (
     StageReport,
     quantiles,
 )
-from gnnplan.runtime.stages import LOADER_STAGES
+from gnnplan.runtime.stages import LOADER_STAGES, Stage
 
 STEP = "step"
 """Name in the meter of the whole step: the training stages and the Python between them."""
@@ -73,6 +73,8 @@ class StageMeter:
         self._lists: list[tuple[int, dict[str, int], dict[str, int]]] = []
         self.small_steps: set[int] = set()
         """Steps on the small last batch of an epoch."""
+        self.filling_steps: set[int] = set()
+        """Steps whose batch was made ahead of no other, so that training waited for all of it."""
         self._ended: list[_Ended] = []
         self.on_enter: Callable[[str, int, bool], None] | None = None
         """Watcher that is told each stage and step that a thread enters."""
@@ -189,7 +191,8 @@ class StageMeter:
     def seconds(self, stage: str, *, skip_steps: int = 0) -> list[float]:
         """Return a stage's elapsed seconds in order of step, without the first steps.
 
-        Of many steps these are the first and the latest.
+        Of many steps these are the first and the latest. What a step waited while the first batch
+        of an iteration was made ahead of it is the epoch's, as in a plan (docs/formulas.md 8.11).
         """
         return [s.seconds for s in self._kept(stage, skip_steps)]
 
@@ -207,7 +210,20 @@ class StageMeter:
 
     def _kept(self, stage: str, skip_steps: int) -> list[Sample]:
         samples = [s for s in list(self._samples.get(str(stage), [])) if s.step >= skip_steps]
+        if stage in (STEP, Stage.WAIT):
+            fills = self._fills(skip_steps)
+            samples = [s._replace(seconds=s.seconds - fills.get(s.step, 0.0)) for s in samples]
         return sorted(samples, key=lambda s: s.step)
+
+    def _fills(self, skip_steps: int) -> dict[int, float]:
+        """Return by step the seconds waited while an iteration's first batch was made."""
+        found = Counter[int]()
+        for stage in LOADER_STAGES:
+            for each in list(self._samples.get(stage, [])):
+                if each.step >= skip_steps and each.step in self.filling_steps:
+                    found[each.step] += each.seconds
+        waits = {s.step: s.seconds for s in list(self._samples.get(Stage.WAIT, []))}
+        return {step: min(seconds, waits.get(step, 0.0)) for step, seconds in found.items()}
 
     def _whole(self, stage: str, skip_steps: int) -> list[Sample]:
         kept = self._kept(stage, skip_steps)

@@ -382,6 +382,8 @@ class PlannedLoader:
                 self.position.advance()
                 if not self.position.step and room > len(self.dataset):
                     self.meter.small_steps.add(self.handed_out)
+                if self._workers.count and not given:
+                    self.meter.filling_steps.add(self.handed_out)
                 self.handed_out += 1
                 given += 1
                 if self.position.step in (0, first + count):

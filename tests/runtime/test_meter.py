@@ -135,6 +135,32 @@ def test_small_last_batches_are_in_no_typical_step_or_stage() -> None:
     assert meter.stages()["gather"].count == 12
 
 
+def test_the_first_fill_of_an_epoch_is_in_no_step() -> None:
+    # Epochs of a step of 10 s that waits 3 s for its batch, made in 2 s, and one of 8 s.
+    meter = StageMeter()
+    for step in range(8):
+        is_first = step % 2 == 0
+        meter.add("sample", step, 1.5)
+        meter.add("gather", step, 0.5)
+        meter.add("wait", step, 3.0 if is_first else 1.0)
+        meter.add(STEP, step, 10.0 if is_first else 8.0)
+        if is_first:
+            meter.filling_steps.add(step)
+        else:
+            meter.small_steps.add(step)
+    assert meter.seconds(STEP) == [8.0] * 8
+    assert meter.whole_seconds(STEP, 2) == [8.0] * 3
+    assert meter.stages()["wait"].median == 1.0
+    assert meter.stages()["gather"].median == 0.5
+    assert meter.total(STEP) == (8, 72.0)  # of all seconds none is lost
+    meter.add("wait", 8, 1.0)
+    meter.add(STEP, 8, 7.0)
+    meter.add("sample", 8, 9.0)
+    meter.filling_steps.add(8)  # begun while the step before was evaluated
+    assert meter.seconds("wait", skip_steps=8) == [0.0]
+    assert meter.seconds(STEP, skip_steps=8) == [6.0]
+
+
 def test_measured_steps_discards_ten_and_flags_what_is_too_short() -> None:
     seconds = [9.0] * 10 + [1.0, 2.0, 3.0] * 10
     measured = measured_steps(seconds)
