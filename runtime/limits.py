@@ -239,11 +239,14 @@ def room_to_keep(plan: Plan, group: MemoryGroup | None) -> bool:
 
 def killed_text(plan: Plan, rank: int, group: MemoryGroup) -> str:
     """Describe a rank that the out-of-memory killer ended."""
-    limit = "no limit" if group.limit_bytes is None else f"limit {size_text(group.limit_bytes)}"
-    return (
-        f"rank {rank}: ended by the out-of-memory killer of control group {group.folder} ({limit})"
-        f"; {planned_sum(plan, rank)}; probe and plan again under this limit, or raise it"
-    )
+    if group.limit_bytes is None:
+        whose = f"the machine, whose memory was full ({group.folder} has no limit)"
+        advice = "end what else fills it, or plan with a smaller --host-memory"
+    else:
+        whose = f"control group {group.folder} (limit {size_text(group.limit_bytes)})"
+        advice = "probe and plan again under this limit, or raise it"
+    what = f"rank {rank}: ended by the out-of-memory killer of {whose}"
+    return f"{what}; {planned_sum(plan, rank)}; {advice}"
 
 
 def as_budget_error(error: BaseException, plan: Plan, rank: int) -> BudgetExceeded | None:

@@ -378,6 +378,19 @@ def test_a_killed_rank_is_told_with_the_sum(small_graph: Graph, tmp_path: Path) 
     text = killed_text(plan, 0, group)
     assert text.startswith("rank 0: ended by the out-of-memory killer of control group")
     assert "rank0: activations 300.0 MiB + own rows 300.0 MiB = 600.0 MiB" in text
+    assert "(limit 512.0 MiB)" in text
+    assert text.endswith("probe and plan again under this limit, or raise it")
+
+
+def test_a_rank_killed_without_a_limit_blames_the_machine(
+    small_graph: Graph, tmp_path: Path
+) -> None:
+    plan = with_memory(make_plan(small_graph, tmp_path / "plan"), 600 * MIB)
+    group = MemoryGroup(folder=tmp_path, limit_bytes=None, usage_bytes=0, oom_kills=1)
+    text = killed_text(plan, 0, group)
+    assert "out-of-memory killer of the machine, whose memory was full" in text
+    assert "this limit" not in text
+    assert text.endswith("end what else fills it, or plan with a smaller --host-memory")
 
 
 def test_an_allocation_that_fails_is_told_with_the_sum(small_graph: Graph, tmp_path: Path) -> None:
