@@ -240,8 +240,8 @@ def test_time_that_no_stage_explains_is_a_row_of_its_own(cpu_plan: Plan):
     longer = replace(cpu_plan.prediction, step_seconds=Interval(value=12e-3, low=0, high=1))
     plan = replace(cpu_plan, prediction=longer)
     assert timeline(plan).other_seconds == pytest.approx(2e-3)
-    assert "cores shared by all ranks" in report_html(plan)
-    assert "cores shared by all ranks" not in report_html(cpu_plan)
+    assert "own work between stages" in report_html(plan)
+    assert "own work between stages" not in report_html(cpu_plan)
 
 
 def test_a_full_graph_plan_has_a_page(cpu_plan: Plan):
