@@ -211,6 +211,16 @@ def measured_steps(
     )
 
 
+def typical_epoch(seconds: Sequence[float]) -> float | None:
+    """Return the median epoch, without the first where there are others; None without any.
+
+    >>> typical_epoch([9.0, 2.0, 1.0, 2.0]), typical_epoch([9.0]), typical_epoch([])
+    (2.0, 9.0, None)
+    """
+    later = seconds[1:] or seconds
+    return float(np.median(later)) if later else None
+
+
 def over_ranks(seconds: Sequence[Sequence[float]], num_ranks: int) -> NDArray[np.float64]:
     """Return a stage's seconds by step, the mean over all ranks of each step.
 

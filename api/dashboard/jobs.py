@@ -4,7 +4,6 @@ import json
 from dataclasses import asdict, dataclass, field
 from itertools import chain
 from pathlib import Path
-from statistics import median
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Request, Response
@@ -43,6 +42,7 @@ from gnnplan.planner.units import read_texts
 from gnnplan.runtime.errors import GnnplanError
 from gnnplan.runtime.launch.config import TrainOptions
 from gnnplan.runtime.plan.schema import Plan
+from gnnplan.runtime.report import typical_epoch
 
 MOST_POINTS = 400
 MOST_LOSS = 1e300
@@ -94,9 +94,8 @@ class Told:
 
     @property
     def epoch_seconds(self) -> float | None:
-        """Return the median of the epochs' seconds; None before the first has ended."""
-        seconds = [each.seconds for each in self.epochs if each.seconds]
-        return median(seconds) if seconds else None
+        """Return the typical epoch's seconds, as `compare` does; None before the first has ended."""
+        return typical_epoch([each.seconds for each in self.epochs if each.seconds])
 
 
 def read_told(folder: Path) -> Told:
@@ -380,7 +379,7 @@ def _tiles(
         told_of = f"{time_text(step.predicted)} predicted"
         tiles.append(("Step, measured", time_text(step.measured), told_of))
     if took:
-        tiles.append(("Epoch, measured", time_text(took), "median"))
+        tiles.append(("Epoch, measured", time_text(took), "median, without the first"))
         tiles.append(
             ("Throughput", f"{plan.graph.num_train / took:,.0f}/s", "seeds trained, measured")
         )

@@ -14,7 +14,7 @@ from gnnplan.planner.errors import SettingsError
 from gnnplan.planner.units import counted
 from gnnplan.runtime import codec
 from gnnplan.runtime.plan.schema import Interval, Plan
-from gnnplan.runtime.report import EMULATED_NOTE, MIN_MEASURED_STEPS, RunReport, window_means
+from gnnplan.runtime.report import EMULATED_NOTE, MIN_MEASURED_STEPS, RunReport, typical_epoch, window_means
 from gnnplan.runtime.sampling.registry import sampler_or_unknown
 from gnnplan.runtime.stages import Stage
 
@@ -163,7 +163,7 @@ def compare(plan: Plan, report: RunReport) -> Comparison:
     stages = _stages(plan, report)
     seconds = measured_step(plan, report)
     total = _total(plan.prediction.step_seconds, seconds)
-    epoch = _total(plan.prediction.epoch_seconds, _epoch_seconds(report))
+    epoch = _total(plan.prediction.epoch_seconds, _epoch_seconds(plan, report))
     floor = NEGLIGIBLE * seconds
     large = {n: s for n, s in stages.items() if max(s.measured, s.predicted) >= floor}
     minor = {n: s for n, s in stages.items() if n not in large}
@@ -237,11 +237,12 @@ def _typical(medians: Iterable[float]) -> float:
     return float(np.mean(list(medians)))
 
 
-def _epoch_seconds(report: RunReport) -> float:
-    """Return the median epoch, without the first where there are others."""
-    seconds = [e.seconds for e in report.epochs]
-    later = seconds[1:] or seconds
-    return float(np.median(later)) if later else 0.0
+def _epoch_seconds(plan: Plan, report: RunReport) -> float:
+    """Return the typical epoch: of a run that went on, of those that the steps are of."""
+    steps = plan.prediction.steps_per_epoch
+    own = [each.seconds for each in report.epochs if each.epoch * steps >= report.first_step]
+    seconds = own if len(own) > 1 else [each.seconds for each in report.epochs]
+    return typical_epoch(seconds) or 0.0
 
 
 def _outside(plan: Plan, report: RunReport, step: Total, epoch: Total) -> list[str]:
@@ -302,7 +303,7 @@ def _notes(plan: Plan, report: RunReport, stages: dict[str, StageComparison]) ->
             f"steps whose batch did not fit the captured shapes: {expected}, "
             f"{report.overflowed_steps} measured"
         )
-    missing = [n for n in plan.prediction.stages if n not in stages]
+    missing = [n for n, seconds in plan.prediction.stages.items() if seconds and n not in stages]
     if missing:
         notes.append(f"predicted but not measured: {', '.join(missing)}")
     return notes

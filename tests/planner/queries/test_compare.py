@@ -98,6 +98,26 @@ def test_errors_are_relative_to_what_was_measured(plan: Plan) -> None:
     assert found.step_seconds.within_interval
 
 
+def test_an_epoch_is_measured_where_its_steps_are(plan: Plan) -> None:
+    """A run that goes on has the epochs of before in its report, and no steps of theirs."""
+    plan = replace(plan, prediction=replace(plan.prediction, steps_per_epoch=100))
+    run = report(plan)
+    more = [replace(run.epochs[0], epoch=3 + i, seconds=s) for i, s in enumerate((9.0, 4.0, 2.0))]
+    went_on = replace(run, epochs=[*run.epochs, *more], first_step=300)
+    assert compare(plan, run).epoch_seconds.measured == 1.25
+    assert compare(plan, went_on).epoch_seconds.measured == 3.0
+    # Begun within epoch 3, whose seconds are of both.
+    assert compare(plan, replace(went_on, first_step=350)).epoch_seconds.measured == 2.0
+    lone = replace(went_on, epochs=went_on.epochs[:4])
+    assert compare(plan, lone).epoch_seconds.measured == 1.25
+
+
+def test_a_stage_of_no_seconds_is_not_missed(plan: Plan) -> None:
+    stages = plan.prediction.stages | {"all_reduce": 0.0, "gather": 1e-3}
+    alone = replace(plan, prediction=replace(plan.prediction, stages=stages))
+    assert "predicted but not measured: gather" in compare(alone, report(alone)).notes
+
+
 def test_a_step_of_stacks_is_measured_over_whole_ones(plan: Plan) -> None:
     """Every fourth step draws four batches: 9, 1, 1, 1 ms are 3 ms a step, and the median is 1."""
     whole = replace(plan.graph, num_train=4 * plan.workload.batch_size)
