@@ -17,8 +17,9 @@ State dictionaries are PyG's, and so is the result up to rounding.
 """
 
 import importlib
+import inspect
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, no_type_check
 
@@ -380,6 +381,21 @@ def _make_convs(workload: Workload, in_dim: int, num_classes: int) -> list[nn.Mo
     return [*convs, GATConv(*widths[-1], heads=heads, concat=False, dropout=dropout)]
 
 
+def _check_parameters(name: str, factory: Callable[..., object]) -> None:
+    """Refuse a factory that cannot be called as `build_model` does, before what it calls can fail."""
+    try:
+        found = inspect.signature(factory)
+    except (TypeError, ValueError):  # no function, or one that tells of no parameters
+        return
+    try:
+        found.bind(None, 0, 0, "")
+    except TypeError:
+        raise InputError(
+            f"model {name}: expected a factory that is called as factory(workload, in_dim, "
+            f"num_classes, task), found {name.partition(':')[2]}{found}; give it these parameters"
+        ) from None
+
+
 def _from_import_path(workload: Workload, in_dim: int, num_classes: int, task: str) -> nn.Module:
     module_name, _, factory_name = workload.model.partition(":")
     try:
@@ -388,6 +404,7 @@ def _from_import_path(workload: Workload, in_dim: int, num_classes: int, task: s
         raise InputError(
             f"model {workload.model}: expected an importable module:factory, found {error}"
         ) from None
+    _check_parameters(workload.model, factory)
     model = factory(workload, in_dim, num_classes, task)
     if not isinstance(model, nn.Module):
         raise InputError(

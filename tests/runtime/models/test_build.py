@@ -210,12 +210,18 @@ def test_a_model_can_come_from_an_import_path():
     assert isinstance(model, torch.nn.Identity)
 
 
+def two(in_channels: int, out_channels: int) -> torch.nn.Module:
+    """Make a layer, but of fewer parameters than a factory has."""
+    return torch.nn.Linear(in_channels, out_channels)
+
+
 @pytest.mark.parametrize(
     ("settings", "task", "text"),
     [
         (workload("sgae", [2]), "multiclass", "expected sage, gcn, gat, rgcn or module:factory"),
         (workload("nowhere:model", [2]), "multiclass", "importable module:factory"),
         (workload("builtins:print", [2]), "multiclass", "to return a torch.nn.Module"),
+        (workload(f"{__name__}:two", [2]), "multiclass", r"workload, in_dim.* found two\(in_"),
         (Workload(model="sage", num_layers=3, fanouts=[2, 2]), "multiclass", "2 fan-outs for 3"),
         (Workload(model="gat", hidden=10, heads=4), "multiclass", "divisible by heads"),
     ],
