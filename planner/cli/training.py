@@ -401,7 +401,7 @@ def tune_command(
             "for candidates whose statistics differ."
         ),
     ] = None,
-    steps: Annotated[int, typer.Option(help="Steps of each run after its warm-up.")] = 40,
+    steps: Annotated[int, typer.Option(help="Whole batches of each run after its warm-up.")] = 40,
     rounds: Annotated[int, typer.Option(help="Runs of each candidate, taken in turn.")] = 2,
     epochs: Annotated[int, typer.Option(help="Most epochs of a run with --to-accuracy.")] = 30,
     seed: Annotated[int, typer.Option(help="Of the order in which candidates run.")] = 0,

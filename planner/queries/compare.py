@@ -34,13 +34,13 @@ def whole_steps(plan: Plan, report: RunReport) -> list[float]:
     window of steps less than that, and stacked batches look faster than single ones.
     """
     per_epoch, seconds = plan.prediction.steps_per_epoch, report.step_samples
-    if not _has_small_batch(plan) or len(report.plans) > 1:  # of several plans the last one's steps
+    if not has_small_batch(plan) or len(report.plans) > 1:  # of several plans the last one's steps
         return seconds
     first = report.first_step + report.step_seconds.discarded
     return [each for i, each in enumerate(seconds, first) if (i + 1) % per_epoch] or seconds
 
 
-def _has_small_batch(plan: Plan) -> bool:
+def has_small_batch(plan: Plan) -> bool:
     """Return whether an epoch ends with a smaller batch than its others."""
     steps, rest = plan.prediction.steps_per_epoch, plan.graph.num_train % plan.workload.batch_size
     return steps > 1 and rest > 0
@@ -286,7 +286,7 @@ def _notes(plan: Plan, report: RunReport, stages: dict[str, StageComparison]) ->
             "may be longer than it: train again to have both of whole batches"
         )
     if not step.enough:
-        whole = " of whole batches" if _has_small_batch(plan) else ""
+        whole = " of whole batches" if has_small_batch(plan) else ""
         found = f"{counted(step.count, 'step')}{whole} after {step.discarded} discarded"
         notes.append(f"expected at least {MIN_MEASURED_STEPS} measured steps, found {found}")
     notes += [f"forced, so that the run teaches no factors: {line}" for line in report.forced]

@@ -29,7 +29,12 @@ from gnnplan.planner.probe.quiet import disturbance
 from gnnplan.planner.probe.timing import WAITED, Patience
 from gnnplan.planner.profile.cache import load_record, save_record
 from gnnplan.planner.queries.calibrate import refit
-from gnnplan.planner.queries.compare import absolute_percentage_error, compare, whole_steps
+from gnnplan.planner.queries.compare import (
+    absolute_percentage_error,
+    compare,
+    has_small_batch,
+    whole_steps,
+)
 from gnnplan.planner.queries.simulate import open_plan_graph
 from gnnplan.planner.queries.tuned import (
     Launcher,
@@ -83,11 +88,13 @@ def join_steps(seconds: Sequence[Sequence[float]], stack: int) -> StepMeasuremen
 
 
 def run_steps(launch: Launcher, plan: Plan, folder: Path, run: Path, steps: int) -> RunReport:
-    """Run the steps of the warm-up and `steps` more."""
-    most = WARMUP_STEPS + steps
+    """Run the steps of the warm-up and `steps` more, not counting epochs' small last batches."""
+    each = max(1, plan.prediction.steps_per_epoch)
+    whole = each - has_small_batch(plan)
+    most = WARMUP_STEPS + -(-steps * each // whole)
     return launch(
         folder,
-        epochs=-(-most // max(1, plan.prediction.steps_per_epoch)),
+        epochs=-(-most // each),
         max_steps=most,
         eval_every=0,
         keep_checkpoints=0,

@@ -72,7 +72,7 @@ class TuneRequest:
     top: int = 3
     """Number of candidates to measure."""
     steps: int = 40
-    """Steps of each run after its warm-up."""
+    """Steps of each run after its warm-up, on whole batches."""
     rounds: int = 2
     """Runs of each candidate."""
     seed: int = 0

@@ -18,7 +18,14 @@ from gnnplan.planner.machine.model import MachineModel
 from gnnplan.planner.probe.timing import Patience
 from gnnplan.planner.profile.cache import load_record, record_path
 from gnnplan.planner.queries.calibrate import calibration_path
-from gnnplan.planner.queries.tune import TUNE_FILE, draw_turns, drop_alike, shortlist, tune
+from gnnplan.planner.queries.tune import (
+    TUNE_FILE,
+    draw_turns,
+    drop_alike,
+    run_steps,
+    shortlist,
+    tune,
+)
 from gnnplan.planner.queries.tuned import (
     Approach,
     StepMeasurement,
@@ -39,6 +46,7 @@ from gnnplan.runtime.plan.schema import Interval, Plan, Workload
 from gnnplan.runtime.report import RunReport, load_report
 from tests.planner.queries.test_compare import report, stage
 from tests.support.machines import machine
+from tests.support.plans import make_plan
 from tests.support.profiles import profile
 
 SETTINGS = PlanSettings(
@@ -114,6 +122,26 @@ def test_every_round_has_each_once_in_an_order_of_its_own() -> None:
     assert len({tuple(turn) for turn in order}) > 10
     assert order == draw_turns(range(5), 20, seed=3)
     assert order != draw_turns(range(5), 20, seed=4)
+
+
+@pytest.mark.parametrize(
+    ("num_train", "steps_per_epoch", "most", "epochs"),
+    [(300, 3, 50, 17), (250, 3, 70, 24), (150, 2, 90, 45), (100, 1, 50, 50), (50, 1, 50, 50)],
+)
+def test_small_last_batches_are_not_among_the_steps_that_count(
+    small_graph: Graph, tmp_path: Path, num_train: int, steps_per_epoch: int, most: int, epochs: int
+) -> None:
+    plan = make_plan(small_graph, tmp_path / "plan", batch_size=100)
+    prediction = replace(plan.prediction, steps_per_epoch=steps_per_epoch)
+    graph = replace(plan.graph, num_train=num_train)
+    plan, asked = replace(plan, graph=graph, prediction=prediction), dict[str, Any]()
+
+    def launch(_: Path, **options: Any) -> RunReport:
+        asked.update(options)
+        return report(plan)
+
+    run_steps(launch, plan, tmp_path / "plan", tmp_path / "run", 40)
+    assert (asked["max_steps"], asked["epochs"]) == (most, epochs)
 
 
 def test_candidates_run_in_turn_and_the_fastest_is_kept(folder: Path) -> None:
