@@ -7,6 +7,7 @@
                    of attr; labels. Others keep a pickled SciPy matrix as adj_matrix and
                    attr_matrix: its arrays are taken without running the pickle (`serialized.py`).
     heterophilous  edges [E, 2], node_features, node_labels, train_masks, val_masks, test_masks
+    as PyG         edge_index [2, E], from its first row to its second; the rest as ours
     SciPy          what scipy.sparse.save_npz writes, csr, csc or coo
 
 A matrix has an edge from its row to its column. Each member is unpacked and mapped when it is first
@@ -51,6 +52,7 @@ from gnnplan.runtime.npy import map_npy, read_header
 LABELS = ("y", "labels", "node_labels", "label", "node_label")
 FEATURES = ("x", "features", "node_features", "attr_matrix", "node_attr", "feat")
 MATRICES = ("adj", "adj_matrix")
+PAIRS = ("edges", "edge_index")
 ATTRIBUTES = ("attr", "attr_matrix", "node_attr")
 EDGE_VALUES = (("edge_weight", Role.WEIGHTS, np.float32), ("edge_type", Role.EDGE_TYPES, np.int32))
 _PARTS = ("data", "indices", "indptr", "shape")
@@ -207,12 +209,13 @@ class _Pack:
         for stem in MATRICES:
             if self._has_parts(stem):
                 return self._matrix(stem, "csr")
-        if "edges" in self.members:
-            return self._pairs()
+        for name in PAIRS:
+            if name in self.members:
+                return self._pairs(name)
         missing = "indices" if "indptr" in self.members else "indptr"
         raise DatasetError(
             f"{self.source}: expected an .npz pack with indptr and indices (or adj_indptr ..., "
-            f"adj_matrix, row and col, or edges), found no {missing!r} among "
+            f"adj_matrix, row and col, edges, or edge_index), found no {missing!r} among "
             f"{', '.join(sorted(self.members)) or 'its members'!s:.200}"
         )
 
@@ -260,17 +263,18 @@ class _Pack:
         present = [name for name in ("format",) if name in self.members]
         self.inventory.use(Role.EDGES, *names, *present)
 
-    def _pairs(self) -> tuple[EdgeSource, int]:
-        """Read edges as rows of two node numbers; count nodes by features or labels."""
-        pairs = self._array("edges")
-        if pairs.ndim == 2 and pairs.shape[1] != 2 and pairs.shape[0] == 2:
+    def _pairs(self, name: str) -> tuple[EdgeSource, int]:
+        """Read edges as pairs of node numbers, by row or column; count nodes by other arrays."""
+        pairs, by_row = self._array(name), name == "edges"
+        if pairs.ndim == 2 and pairs.shape[by_row] != 2 and pairs.shape[1 - by_row] == 2:
             pairs = pairs.T
-        check_pairs(self.source, "edges", pairs, by_row=True)
-        self.inventory.use(Role.EDGES, "edges")
+        check_pairs(self.source, name, pairs, by_row=by_row)
+        pairs = pairs if by_row else pairs.T
+        self.inventory.use(Role.EDGES, name)
         tables = [self.members[n] for n in (*FEATURES, *LABELS) if n in self.members]
         sizes = [len(t) for t in tables if isinstance(t, np.ndarray) and t.ndim]
         count = sizes[0] if sizes else count_ends(pairs)
-        if not self.options.symmetrise:
+        if by_row and not self.options.symmetrise:
             self.notes.append(
                 "edges taken as stored; published packs of this layout name each undirected edge "
                 "once (--symmetrise stores both directions)"

@@ -100,6 +100,20 @@ def test_heterophilous_packs_come_in_with_their_splits(tmp_path: Path):
     }
 
 
+@pytest.mark.parametrize("ends", [A.nonzero(), ([0, 1], [3, 2])])
+def test_a_pack_of_pygs_names_has_its_edges_by_column(ends: tuple[Any, Any], tmp_path: Path):
+    source, target = np.asarray(ends)
+    masks = {"train_mask": np.arange(N) < 9, "val_mask": np.arange(N) == 9}
+    np.savez(tmp_path / "p.npz", edge_index=np.asarray(ends), x=X.toarray(), y=Y, **masks)
+    graph = import_graph(tmp_path / "p.npz", tmp_path / "g")
+    dst = np.repeat(np.arange(N), np.diff(graph.indptr))
+    pairs = zip(graph.indices.tolist(), dst.tolist(), strict=True)
+    assert sorted(pairs) == sorted(zip(source.tolist(), target.tolist(), strict=True))
+    assert (graph.num_nodes, len(graph.train_idx), len(graph.val_idx)) == (N, 9, 1)
+    assert "edge_index" in " ".join(graph.meta.notes)
+    assert "undirected" not in " ".join(graph.meta.notes)
+
+
 class Bomb:
     """Runs a call where it is unpickled."""
 
