@@ -1,7 +1,8 @@
 """Model the time of counted batches: a machine's rates times what each batch asked for.
 
 On cores the loader's stages are counts times the machine's tables, and compute is the plan's
-prediction, scaled by each batch's vertices. On GPUs that are not here, by the preset's links:
+prediction, scaled by each batch's vertices; the planner's cost terms change them as they do a
+plan's. On GPUs that are not here, by the preset's links:
 
     sample            the edges and lists drawn x transactions over the way to the topology
     gather            by place, the busiest link that the rank's rows cross, with all who cross it
@@ -38,8 +39,13 @@ from gnnplan.planner.cost.stages.sample import (
 )
 from gnnplan.planner.machine.model import MachineModel
 from gnnplan.planner.profile.roofline import KNOWN_MODELS, roofline_timing
+from gnnplan.planner.queries.counted_work import (
+    LEAST_SECONDS,
+    add_counted_terms,
+    profile_counts,
+)
 from gnnplan.planner.queries.replay import BatchCounts
-from gnnplan.planner.workload import BatchProfile, ModelTiming, Spread
+from gnnplan.planner.workload import ModelTiming
 from gnnplan.runtime.plan.schema import Plan, TopologyPlacement
 from gnnplan.runtime.stages import Stage
 
@@ -48,8 +54,6 @@ Work = Sequence[Sequence[BatchCounts]]
 
 RATES = ("sample_edge", "sample_vertex", "gather", "mapped_gather")
 """Tables without which a loader's stages are not modelled."""
-LEAST_SECONDS = 1e-12
-"""Least seconds of a stage: the recursion of `finish_times` needs positive ones."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,12 +99,13 @@ def step_times(plan: Plan, machine: MachineModel, ways: PlanRoutes, work: Work) 
             movement_seconds=moving, busiest_link=busiest, provenance={"step": words}
         )
     loader = np.array(
-        [[_loader_seconds(plan, machine, b) for b in mine] for mine in work], dtype=np.float64
+        [[_loader_seconds(plan, machine, g, b) for b in mine] for g, mine in enumerate(work)],
+        dtype=np.float64,
     )  # [ranks, steps, stages]
     trainer = _trainer_seconds(plan, work)
     total = _total_seconds(plan, loader.sum(axis=2), trainer)
     compute = (Stage.FORWARD_BACKWARD, Stage.ALL_REDUCE, Stage.OPTIMIZER)
-    names = ("sample", "gather", "exchange_ids", "exchange_rows", "batch")
+    names = ("seeds", "sample", "gather", "exchange_ids", "exchange_rows", "batch")
     stages = dict(zip(names, loader.mean(axis=(0, 1)).tolist(), strict=True))
     stages |= {s.value: plan.prediction.stages.get(s.value, 0.0) for s in compute}
     return SimulatedTimes(
@@ -110,16 +115,19 @@ def step_times(plan: Plan, machine: MachineModel, ways: PlanRoutes, work: Work) 
         total_seconds=total,
         stages=stages,
         provenance={
-            "sample, gather, exchange": f"{machine.provenance} rates x counted edges and rows",
-            "batch, forward_backward, all_reduce, optimizer": "the plan's prediction; "
+            "sample, gather, exchange": f"{machine.provenance} rates x counted edges and rows, "
+            "and the cost terms of the planner",
+            "seeds, batch, forward_backward, all_reduce, optimizer": "the plan's prediction; "
             "forward_backward scaled by each batch's vertices",
         },
     )
 
 
-def _loader_seconds(plan: Plan, machine: MachineModel, batch: BatchCounts) -> list[float]:
-    """Return the seconds of sample, gather, exchange of ids and of rows, and batch."""
-    strategy = plan.strategy
+def _loader_seconds(
+    plan: Plan, machine: MachineModel, rank: int, batch: BatchCounts
+) -> list[float]:
+    """Return the seconds of seeds, sample, gather, exchange of ids and of rows, and batch."""
+    strategy, predicted = plan.strategy, plan.prediction.stages
     candidate = make_candidate(
         list_cores(plan.num_ranks),
         threads=strategy.threads,
@@ -138,13 +146,15 @@ def _loader_seconds(plan: Plan, machine: MachineModel, batch: BatchCounts) -> li
     width = strategy.features.row_bytes
     rates = {k: row_rate(machine, k, spread, width, candidate).seconds for k in rows}
     asked, sent = exchange_rates(machine, rows.get("peer", 0.0), width, candidate)
-    return [
-        sample_seconds(float(batch.edges), float(batch.vertices), edge, vertex),
-        gather_seconds(rows, rates, strategy.threads.gather) + disk_start(machine, spread, width),
-        asked.seconds,
-        sent.seconds,
-        plan.prediction.stages.get("batch", 0.0),
-    ]
+    gathered = gather_seconds(rows, rates, strategy.threads.gather)
+    alone = {
+        Stage.SAMPLE: sample_seconds(float(batch.edges), float(batch.vertices), edge, vertex),
+        Stage.GATHER: gathered + disk_start(machine, spread, width),
+        Stage.EXCHANGE_IDS: asked.seconds,
+        Stage.EXCHANGE_ROWS: sent.seconds,
+    }
+    counted = add_counted_terms(plan, machine, rank, batch, alone)
+    return [predicted.get("seeds", 0.0), *counted.values(), predicted.get("batch", 0.0)]
 
 
 def _trainer_seconds(plan: Plan, work: Work) -> NDArray[np.float64]:
@@ -459,30 +469,13 @@ def _timing(plan: Plan, machine: MachineModel, work: Work) -> ModelTiming:
     graph, workload = plan.graph, plan.workload
     independent = plan.strategy.batching == "independent"  # else rows come in float32
     outputs = {"binary": 1, "link": workload.hidden}.get(graph.task, graph.num_classes)
-    batch = BatchProfile(
-        seeds_per_rank=-(-workload.batch_size // plan.num_ranks),
-        num_batches=len(every),
-        vertices=_means([b.hop_vertices for b in every]),
-        edges=_means([b.hop_edges for b in every]),
-        block_edges=_means([b.block_edges for b in every]),
-        input_standard_error=0.0,
-        half_epoch_error=0.0,
-    )
     return roofline_timing(
         workload,
         machine,
-        batch,
+        profile_counts(plan, every),
         ranks=plan.num_ranks,
         in_dim=graph.feature_dim,
         num_outputs=outputs,
         scales=SCALES,
         feature_dtype=graph.feature_dtype if independent else "float32",
     )
-
-
-def _means(rows: Sequence[Sequence[int]]) -> list[Spread]:
-    table = np.asarray(rows, dtype=np.float64)
-    return [
-        Spread(mean=float(c.mean()), std=0.0, p99=float(c.max()), largest=float(c.max()))
-        for c in table.T
-    ]

@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 from gnnplan.planner.cli.main import main
+from gnnplan.planner.cost.rank_times import RankTimes, RankWork
+from gnnplan.planner.cost.terms import TERMS
 from gnnplan.planner.errors import SettingsError
 from gnnplan.planner.machine.model import with_one_kind
 from gnnplan.planner.machine.routes import lines
@@ -23,6 +25,7 @@ from gnnplan.runtime.meter import StageMeter
 from gnnplan.runtime.plan.io import load_plan, save_plan
 from gnnplan.runtime.plan.schema import DynamicCache, Sampler, Threads, TopologyPlacement
 from gnnplan.runtime.report import RankReport
+from gnnplan.runtime.stages import Stage
 from tests.support.locations import cached_arrays
 from tests.support.machines import machine
 from tests.support.plans import change_strategy, make_plan, with_sparse_rows
@@ -289,6 +292,51 @@ def test_modelled_time_follows_the_machines_rates(small_graph: Graph, tmp_path: 
     save_plan(replace(plan, strategy=ahead), arrays, tmp_path / "ahead")
     other = simulate(tmp_path / "ahead", machine())
     assert other.ranks == fast.ranks  # threads change the time, never what is drawn
+
+
+def test_cost_terms_change_counted_batches_on_cores_too(
+    small_graph: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = make_plan(small_graph, tmp_path / "plan")
+    without = simulate(tmp_path / "plan", machine()).times
+    seen: list[RankWork] = []
+
+    def add_clerk(work: RankWork, times: RankTimes) -> RankTimes:
+        seen.append(work)
+        gather = times.stages[Stage.GATHER]
+        return times.with_stages(
+            {
+                Stage.GATHER: replace(gather, seconds=gather.seconds + 5e-3),
+                Stage.FORWARD_BACKWARD: replace(gather, seconds=9.0),  # is in the plan's already
+            }
+        )
+
+    monkeypatch.setattr("gnnplan.planner.cost.terms.TERMS", (*TERMS, add_clerk))
+    found = simulate(tmp_path / "plan", machine())
+    times = found.times
+    assert times.stages["gather"] == pytest.approx(without.stages["gather"] + 5e-3)
+    assert times.stages["sample"] == without.stages["sample"]
+    assert times.stages["forward_backward"] == without.stages["forward_backward"]
+    assert times.step_seconds is not None
+    assert without.step_seconds is not None
+    assert times.step_seconds == pytest.approx(without.step_seconds + 5e-3)
+    assert len(seen) == found.batches
+    first = seen[0]
+    assert sum(work.batch.vertices[-1].mean for work in seen) == found.ranks[0].vertices
+    assert first.workload == plan.workload
+    assert first.batch.seeds_per_rank == plan.workload.batch_size
+
+
+def test_a_cache_that_fills_itself_has_its_upkeep_in_counted_batches(
+    small_graph: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = DynamicCache(policy="lru", rows=[500])
+    plan = make_plan(small_graph, tmp_path / "plan", cache=cache)
+    features = replace(plan.strategy.features, policy="lru")
+    change_strategy(plan, tmp_path / "plan", features=features)
+    priced = simulate(tmp_path / "plan", machine()).times.stages["gather"]
+    monkeypatch.setattr("gnnplan.planner.cost.terms.TERMS", ())
+    assert priced > simulate(tmp_path / "plan", machine()).times.stages["gather"]
 
 
 def test_batches_made_ahead_are_waited_for_once_and_trained_on_one_by_one(
