@@ -217,11 +217,11 @@ class StageMeter:
 
     def _fills(self, skip_steps: int) -> dict[int, float]:
         """Return by step the seconds waited while an iteration's first batch was made."""
-        found = Counter[int]()
+        found = dict[int, float]()
         for stage in LOADER_STAGES:
             for each in list(self._samples.get(stage, [])):
                 if each.step >= skip_steps and each.step in self.filling_steps:
-                    found[each.step] += each.seconds
+                    found[each.step] = found.get(each.step, 0.0) + each.seconds
         waits = {s.step: s.seconds for s in list(self._samples.get(Stage.WAIT, []))}
         return {step: min(seconds, waits.get(step, 0.0)) for step, seconds in found.items()}
 

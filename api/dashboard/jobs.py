@@ -94,7 +94,7 @@ class Told:
 
     @property
     def epoch_seconds(self) -> float | None:
-        """Return the typical epoch's seconds, as `compare` does; None before the first has ended."""
+        """Return the typical epoch's seconds, as `compare` does; None before one has ended."""
         return typical_epoch([each.seconds for each in self.epochs if each.seconds])
 
 

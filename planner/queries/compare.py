@@ -14,7 +14,13 @@ from gnnplan.planner.errors import SettingsError
 from gnnplan.planner.units import counted
 from gnnplan.runtime import codec
 from gnnplan.runtime.plan.schema import Interval, Plan
-from gnnplan.runtime.report import EMULATED_NOTE, MIN_MEASURED_STEPS, RunReport, typical_epoch, window_means
+from gnnplan.runtime.report import (
+    EMULATED_NOTE,
+    MIN_MEASURED_STEPS,
+    RunReport,
+    typical_epoch,
+    window_means,
+)
 from gnnplan.runtime.sampling.registry import sampler_or_unknown
 from gnnplan.runtime.stages import Stage
 

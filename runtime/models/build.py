@@ -382,7 +382,7 @@ def _make_convs(workload: Workload, in_dim: int, num_classes: int) -> list[nn.Mo
 
 
 def _check_parameters(name: str, factory: Callable[..., object]) -> None:
-    """Refuse a factory that cannot be called as `build_model` does, before what it calls can fail."""
+    """Refuse a factory that cannot be called as `build_model` calls it."""
     try:
         found = inspect.signature(factory)
     except (TypeError, ValueError):  # no function, or one that tells of no parameters
