@@ -216,14 +216,23 @@ class StageMeter:
         return sorted(samples, key=lambda s: s.step)
 
     def _fills(self, skip_steps: int) -> dict[int, float]:
-        """Return by step the seconds waited while an iteration's first batch was made."""
+        """Return by step the seconds by which an iteration's first batch prolonged it.
+
+        They are those of making the batch, or of training on it where that is less: a steady step
+        takes the longer of the two.
+        """
         found = dict[int, float]()
         for stage in LOADER_STAGES:
             for each in list(self._samples.get(stage, [])):
                 if each.step >= skip_steps and each.step in self.filling_steps:
                     found[each.step] = found.get(each.step, 0.0) + each.seconds
         waits = {s.step: s.seconds for s in list(self._samples.get(Stage.WAIT, []))}
-        return {step: min(seconds, waits.get(step, 0.0)) for step, seconds in found.items()}
+        whole = {s.step: s.seconds for s in list(self._samples.get(STEP, []))}
+        for step, seconds in found.items():
+            waited = waits.get(step, 0.0)
+            trained = max(0.0, whole.get(step, 0.0) - waited)
+            found[step] = min(seconds, waited, trained)
+        return found
 
     def _whole(self, stage: str, skip_steps: int) -> list[Sample]:
         kept = self._kept(stage, skip_steps)

@@ -159,6 +159,11 @@ def test_the_first_fill_of_an_epoch_is_in_no_step() -> None:
     meter.filling_steps.add(8)  # begun while the step before was evaluated
     assert meter.seconds("wait", skip_steps=8) == [0.0]
     assert meter.seconds(STEP, skip_steps=8) == [6.0]
+    for stage, seconds in (("sample", 5.0), ("wait", 5.0), (STEP, 7.0)):
+        meter.add(stage, 9, seconds)
+    meter.filling_steps.add(9)  # training takes 2 s, so that a steady step waits 3 s, and takes 5
+    assert meter.seconds("wait", skip_steps=9) == [3.0]
+    assert meter.seconds(STEP, skip_steps=9) == [5.0]
 
 
 def test_measured_steps_discards_ten_and_flags_what_is_too_short() -> None:

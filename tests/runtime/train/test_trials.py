@@ -109,7 +109,8 @@ def opening_with_meters(seconds: Mapping[str, float | list[float]]) -> Any:
         step_seconds: float | list[float] = 0.0
 
         def add(self, stage: str, step: int, seconds: float, core_seconds: float = 0.0) -> None:
-            taken = self.step_seconds if stage == "step" else seconds
+            none_of_it = 0.0 if stage == "wait" else seconds
+            taken = self.step_seconds if stage == "step" else none_of_it
             chosen = taken[step % len(taken)] if isinstance(taken, list) else taken
             super().add(stage, step, chosen, core_seconds)
 
