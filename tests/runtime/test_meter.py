@@ -2,14 +2,18 @@
 
 import threading
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
 from gnnplan.runtime import meter as module
+from gnnplan.runtime.graph.dataset import Graph
+from gnnplan.runtime.loader.loader import PlannedLoader
 from gnnplan.runtime.meter import STEP, StageMeter
 from gnnplan.runtime.report import TRACED_STEPS, measured_steps
 from gnnplan.runtime.stages import Stage
 from tests.support.clock import FakeClock
+from tests.support.plans import make_plan
 
 
 def test_quantiles_leave_out_the_first_steps() -> None:
@@ -235,3 +239,16 @@ def test_spans_have_every_second_of_the_first_steps_and_overlap_nowhere(
             assert each.start_seconds >= wait.start_seconds - 1e-8
             end = each.start_seconds + each.seconds
             assert end <= wait.start_seconds + wait.seconds + 1e-8
+
+
+def test_the_first_batch_of_each_iteration_is_marked_where_threads_make_it_ahead(
+    small_graph: Graph, tmp_path: Path
+) -> None:
+    for threads in (1, 0):
+        make_plan(small_graph, tmp_path / str(threads), sample_threads=threads, batch_size=700)
+        loader = PlannedLoader(tmp_path / str(threads), small_graph)
+        for _ in range(2):
+            assert len(list(loader)) == len(loader)
+        marked = {0, len(loader)} if threads else set[int]()
+        assert loader.meter.filling_steps == marked
+        loader.close()

@@ -104,19 +104,6 @@ def test_the_small_last_batch_of_each_epoch_is_marked(
     assert even.meter.small_steps == set()
 
 
-def test_the_first_batch_of_each_iteration_is_marked_where_threads_make_it_ahead(
-    small_graph: Graph, tmp_path: Path
-) -> None:
-    ahead = opened(small_graph, tmp_path / "ahead", sample_threads=1, batch_size=700)
-    each = len(ahead)
-    for _ in range(2):
-        seeds_in(ahead)
-    assert ahead.meter.filling_steps == {0, each}
-    inline = opened(small_graph, tmp_path / "inline", sample_threads=0, batch_size=700)
-    seeds_in(inline)
-    assert inline.meter.filling_steps == set()
-
-
 def test_ranks_share_other_seeds_in_equally_many_batches(
     small_graph: Graph, tmp_path: Path
 ) -> None:
