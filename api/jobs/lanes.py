@@ -1,4 +1,4 @@
-"""Run the service's workers: threads that claim jobs and see each attempt to its end."""
+"""Run the service's workers: threads of each lane claim jobs and see every attempt to its end."""
 
 import contextlib
 import fcntl
@@ -13,6 +13,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
+from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Literal
@@ -34,12 +35,47 @@ from gnnplan.api.jobs.recording import (
     record_outcome,
     timeout_problem,
 )
-from gnnplan.api.jobs.registry import KINDS, LANES, PLANNING
 from gnnplan.api.storage.job_queue import LEASE_SECONDS, Ending, JobQueue
 from gnnplan.api.storage.storage import LOCK_FILE, Storage, open_private, private_descriptor
 from gnnplan.api.storage.tables import JobRow
 from gnnplan.runtime import codec
 from gnnplan.runtime.errors import InputError
+
+PLANNING = "planning"
+PROBING = "probing"
+EXCLUSIVE = "exclusive"
+LANES = (PLANNING, PROBING, EXCLUSIVE)
+"""Jobs of one lane wait for each other: planning, profiling and simulation; jobs that first probe
+this machine for minutes; jobs that need every rank."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Kind:
+    """One kind of job."""
+
+    work: str
+    """`module:function` that does the work; imported by the job's process alone."""
+    lane: str = PLANNING
+    limit_seconds: float = 3600.0
+    """Longest time of an attempt, unless the request says less."""
+    most_crashes: int = 3
+    """Number of attempts without an outcome after which the job fails."""
+    scope: str = "plan"
+    """Scope of keys that may make such jobs, and end their own."""
+
+
+KINDS = {
+    "noop": Kind(work="gnnplan.api.jobs.process:wait", limit_seconds=600.0, most_crashes=20),
+    "plan": Kind(work="gnnplan.api.jobs.planning:make_plan"),
+    "profile": Kind(work="gnnplan.api.jobs.planning:profile_graph"),
+    "simulate": Kind(work="gnnplan.api.jobs.planning:simulate_plan"),
+    "why-not": Kind(work="gnnplan.api.jobs.planning:hold_policy"),
+    "what-if": Kind(work="gnnplan.api.jobs.planning:change_plan"),
+    "train": Kind(
+        work="gnnplan.api.jobs.train:run", lane=EXCLUSIVE, limit_seconds=7 * 86400.0, scope="run"
+    ),
+}
+
 
 LOOK_SECONDS = 1.0
 """Longest time until a worker sees a job that another service has queued or lost."""

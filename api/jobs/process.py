@@ -197,3 +197,12 @@ def event_of(line: str | bytes) -> dict[str, Any] | None:
 def _finite(text: str) -> float | None:
     value = float(text)
     return value if math.isfinite(value) else None
+
+
+def wait(request: dict[str, Any], job: JobContext) -> dict[str, Any]:
+    """Wait for `seconds` in `steps` pieces, with progress after each."""
+    steps = int(request["steps"])
+    for step in range(steps):
+        time.sleep(float(request["seconds"]) / steps)
+        job.progress("waiting", (step + 1) / steps)
+    return {}

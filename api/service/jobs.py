@@ -23,8 +23,8 @@ from gnnplan.api.errors import (
     UnavailableError,
     UnprocessableError,
 )
+from gnnplan.api.jobs.lanes import KINDS
 from gnnplan.api.jobs.process import EVENTS_FILE, LOG_FILE, Tail, event_of
-from gnnplan.api.jobs.registry import KINDS
 from gnnplan.api.requests import NoopRequest
 from gnnplan.api.resources import job_of
 from gnnplan.api.security import Principal, check_owner, owns

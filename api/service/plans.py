@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from gnnplan.api.errors import ConflictError, ForbiddenError, NotFoundError, UnprocessableError
-from gnnplan.api.jobs.registry import KINDS, PLANNING, PROBING
+from gnnplan.api.jobs.lanes import KINDS, PLANNING, PROBING
 from gnnplan.api.requests import (
     Limited,
     PlanRequest,
