@@ -23,7 +23,9 @@ from gnnplan.planner.cost.request import (
     seeds_per_rank,
     steps_per_epoch,
 )
+from gnnplan.planner.workload import BatchProfile
 from gnnplan.runtime.features.disk import staging_bytes
+from gnnplan.runtime.features.location import scratch_bytes
 from gnnplan.runtime.sampling.seeds import order_bytes
 
 DISK_BUDGET_BYTES = 64 * 2**20
@@ -89,6 +91,12 @@ def ordered_parts(request: Request, candidate: Candidate) -> dict[str, int]:
     return {"seeds": size}
 
 
+def gather_parts(candidate: Candidate, batch: BatchProfile) -> dict[str, int]:
+    """Return the bytes in which the threads of a rank's loader look up rows that cores gather."""
+    rows = math.ceil(BatchTail.of(batch).vertices)
+    return {"gather": max(1, candidate.threads.sample) * scratch_bytes(rows)}
+
+
 def drawn_parts(request: Request, candidate: Candidate) -> dict[str, int]:
     """Return the bytes of a host in which cores draw a GPU's batches; none where it draws them.
 
@@ -114,6 +122,7 @@ def drawn_parts(request: Request, candidate: Candidate) -> dict[str, int]:
         rows = locked_bytes(RING_SPARE * vertices * FLOAT_BYTES * graph.feature_dim)
         parts["batches"] += (live + 1) * rows
         parts["location table"] = code_bytes(nodes) * nodes
+        parts |= gather_parts(candidate, batch)
     return parts
 
 

@@ -175,8 +175,26 @@ _AHEAD = 24
 """Distance in ids at which codes are prefetched."""
 
 
+def scratch_bytes(num_ids: int) -> int:
+    """Return the bytes of a thread's working arrays once they have grown for so many ids.
+
+    >>> scratch_bytes(100)
+    4125
+    """
+    return _scratch_size(num_ids) * (1 + 4 * 8)
+
+
+def _scratch_size(num_ids: int) -> int:
+    return num_ids + num_ids // 4
+
+
 class Scratch:
     """Working arrays of one thread for up to `size` ids."""
+
+    @staticmethod
+    def grown(num_ids: int) -> "Scratch":
+        """Make arrays for so many ids and for batches a little larger."""
+        return Scratch(_scratch_size(num_ids))
 
     def __init__(self, size: int) -> None:
         self.size = size

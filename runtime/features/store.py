@@ -163,7 +163,7 @@ class FeatureStore(AbstractFeatureStore):
     def _scratch(self, num_ids: int) -> Scratch:
         held: Scratch | None = getattr(self._local, "scratch", None)
         if held is None or held.size < num_ids:
-            grown = Scratch(num_ids + num_ids // 4)
+            grown = Scratch.grown(num_ids)
             with self._lock:
                 self._scratch_bytes += grown.nbytes - (held.nbytes if held else 0)
             held = self._local.scratch = grown

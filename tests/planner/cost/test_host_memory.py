@@ -1,7 +1,9 @@
 """Bytes of a host's memory that batches pass through: those that the runtime holds."""
 
+import math
 from dataclasses import replace
 from pathlib import Path
+from threading import Thread
 
 import numpy as np
 import pytest
@@ -19,9 +21,11 @@ from gnnplan.planner.placement.place import capacity
 from gnnplan.planner.probe.presets import load_preset
 from gnnplan.planner.request import rates_of_such_cores
 from gnnplan.runtime.features.disk import Disk
-from gnnplan.runtime.features.tier import Counters
+from gnnplan.runtime.features.location import LocationTable, encode
+from gnnplan.runtime.features.store import FeatureStore
+from gnnplan.runtime.features.tier import Counters, Dense
 from gnnplan.runtime.loader.stages import BufferRing
-from gnnplan.runtime.plan.schema import Sampler, Threads
+from gnnplan.runtime.plan.schema import Sampler, Source, Threads
 from tests.planner.cost.by_hand import BATCH, GRAPH, NODES, candidate, request, rows
 from tests.support.candidates import candidate_of_ranks
 
@@ -46,6 +50,28 @@ def test_a_rank_reads_the_disk_in_the_bytes_that_its_tier_reserves(
     tier.close()
     found = predict(request(), candidate(), rows(host=1e4 * (1 - share), disk=1e4 * share))
     assert found.memory_bytes["rank0"].parts["rows from disk"] == tier.budget.peak_bytes
+
+
+@pytest.mark.parametrize("loaders", [0, 2])
+def test_each_thread_looks_rows_up_in_bytes_that_are_counted(
+    loaders: int, siton: MachineModel
+) -> None:
+    most = math.ceil(BatchTail.of(request().profile.batch(BATCH)).vertices)
+    nodes, table = np.arange(NODES), np.zeros((NODES, 2), np.float32)
+    location = LocationTable(encode(nodes % 2, nodes), [Source(kind="own"), Source(kind="host")])
+    dense = {0: Dense("own", table, private=False), 1: Dense("host", table, private=False)}
+    store, ids = FeatureStore(location, dense, [], 2), nodes[:most]
+    for _ in range(max(1, loaders)):
+        reader = Thread(target=store.read, args=(ids, np.empty((most, 2), np.float32)))
+        reader.start()
+        reader.join()
+    one = candidate(loaders=loaders)
+    found = predict(request(), one, rows(own=5e3, host=5e3)).memory_bytes["rank0"]
+    assert found.parts["gather"] == store.resident_bytes
+    asked = replace(request(siton), sparse=True, core_rates=rates_of_such_cores(siton))
+    one = replace(ON_GPU, threads=Threads(sample=loaders))
+    assert drawn_parts(asked, one)["gather"] == store.resident_bytes
+    assert "gather" not in drawn_parts(replace(asked, sparse=False), one)
 
 
 def test_no_batch_reads_the_disk_in_more_than_its_budget() -> None:

@@ -44,6 +44,7 @@ def test_memory_parts_add_up_by_hand() -> None:
         "batches": 10_000 * 408 + 4 * 20_000,
         "location table": 4 * NODES,
         "seeds": 8 * (3 * 10_000 + 2**14),
+        "gather": 33 * 12_500,
         "own rows": 0,
     }
     host = found["host0"]
