@@ -4,19 +4,30 @@ They are there for as long as training lasts, so rows have room in what they lea
 batches the host draws keeps none of them.
 """
 
+from collections.abc import Sequence
+
 from gnnplan.planner.candidate import Candidate
-from gnnplan.planner.cost.memory import BatchTail
+from gnnplan.planner.cost.memory import TRAINING_BATCHES, BatchTail, tail
 from gnnplan.planner.cost.rates import (
     INDPTR_BYTES,
+    index_bytes,
     indices_bytes,
     ranks_here,
     topology_bytes,
 )
 from gnnplan.planner.cost.request import Request, sampler_of
-from gnnplan.planner.workload import BatchProfile
+from gnnplan.planner.workload import BatchProfile, Spread
 from gnnplan.runtime.graph.dataset import is_typed
 from gnnplan.runtime.plan.schema import Sampler, Workload
-from gnnplan.runtime.sampling.registry import find_sampler, parameters_of, why_on_host
+from gnnplan.runtime.sampling.choose.uniform import in_lanes
+from gnnplan.runtime.sampling.registry import (
+    DrawBytes,
+    find_sampler,
+    is_default,
+    parameters_of,
+    why_on_host,
+)
+from gnnplan.runtime.sampling.workspace import workspace_bytes
 
 ADDRESS_BYTES = 8
 """Bytes of a list's address, where lists lie in several memories."""
@@ -62,32 +73,83 @@ def node_parts(request: Request, candidate: Candidate) -> dict[str, int]:
     return {name: size * request.graph.num_nodes for name, size in each.items() if size}
 
 
-def core_draw_bytes(request: Request, candidate: Candidate, batch: BatchProfile) -> int:
-    """Return the bytes in which a rank's cores draw, beside relabelling tables.
+def draw_bytes(request: Request, candidate: Candidate, batch: BatchProfile, *, on_gpu: bool) -> int:
+    """Return the bytes in which a rank's GPU, or its cores, draw, beside relabelling.
 
-    W (a N + b D) of W threads, N nodes and D neighbours in the lists that the largest batch
-    expands; a and b bytes of the sampler. Those of a stack are the stack's.
+    m (a D + b E + c min(D, N) + d N) of m batches of a GPU's stack, or threads on cores, D
+    neighbours in the lists that the largest batch expands, E edges and N nodes; a to d bytes of the
+    sampler. A GPU for which cores draw takes none; what a stack on cores takes is the stack's.
     """
-    sampler = sampler_of(request.user_sampler, candidate)
-    spec, scale = find_sampler(sampler.name), BatchTail.of(batch).scale
-    threads = max(1, candidate.threads.sample) if candidate.bulk_batches == 1 else 0
-    listed = spec.core_list_bytes(parameters_of(sampler)) * batch.list_entries * scale
-    return round(threads * (spec.draw_bytes * request.graph.num_nodes + listed))
-
-
-def listed_bytes(request: Request, candidate: Candidate, batch: BatchProfile) -> int:
-    """Return the bytes in which a GPU draws from whole lists, of all batches of a stack.
-
-    k (a D + b E) of D neighbours in the lists that the largest batch expands and E edges, k batches
-    to a stack, and a and b bytes of the sampler.
-    """
-    sampler = sampler_of(request.user_sampler, candidate)
-    if not draws_on_gpu(request, sampler):
+    sampler, nodes = sampler_of(request.user_sampler, candidate), request.graph.num_nodes
+    if on_gpu and not draws_on_gpu(request, sampler):
         return 0
-    listed, drawn = find_sampler(sampler.name).list_bytes(parameters_of(sampler))
-    largest = BatchTail.of(batch)
-    each = listed * batch.list_entries * largest.scale + drawn * largest.edges
-    return round(candidate.bulk_batches * each)
+    each = _draws(sampler, on_gpu=on_gpu)
+    largest, stacks = BatchTail.of(batch), candidate.bulk_batches
+    many = stacks if on_gpu else _threads(candidate) if stacks == 1 else 0
+    listed = batch.list_entries * largest.scale
+    edges = largest.edges if on_gpu else sum(_tails(batch, batch.edges))
+    size = each.neighbour * listed + each.edge * edges + each.source * min(listed, nodes)
+    return round(many * (size + each.node * nodes))
+
+
+def sampling_bytes(request: Request, candidate: Candidate, batch: BatchProfile) -> int:
+    """Return the bytes in which a rank's cores draw: workspaces of its threads, and their draws.
+
+    Layers are drawn with a workspace's table alone.
+    """
+    sampler = sampler_of(request.user_sampler, candidate)
+    each = _workspace_bytes(request, sampler, batch)
+    return _threads(candidate) * each + draw_bytes(request, candidate, batch, on_gpu=False)
+
+
+def _workspace_bytes(request: Request, sampler: Sampler, batch: BatchProfile) -> int:
+    """Return the bytes of a thread's workspace at the largest batch.
+
+    Before a hop is drawn, room is made for its narrow fan-out from every row.
+    """
+    work, nodes = request.workload, request.graph.num_nodes
+    if not _draws(sampler, on_gpu=False).by_rows:
+        most = round(BatchTail.of(batch).vertices)
+        return workspace_bytes(nodes, 0, rows=most, edges=0, nodes=most)
+    types = max(1, len(batch.edge_types))
+    uniform = is_default(sampler.name, sampler.parameters)
+    fanouts = _fanouts(work, types) if uniform else []
+    lanes = uniform and types == 1 and request.graph.task != "link" and in_lanes(fanouts)
+    vertices, drawn = _tails(batch, batch.vertices), _tails(batch, batch.edges)
+    rows = edges = most_edges = most_nodes = 0.0
+    for hop, found in enumerate(drawn):
+        expanded = vertices[hop]
+        if hop > 0 and not request.every_hop:
+            expanded -= vertices[hop - 1]
+        rows += types * expanded
+        room = max(found, expanded * fanouts[hop]) if hop < len(fanouts) else found
+        most_edges = max(most_edges, edges + room)
+        most_nodes = max(most_nodes, min(nodes, vertices[hop] + room))
+        edges += found
+    return workspace_bytes(
+        nodes, index_bytes(request.graph), rows=round(rows), edges=round(most_edges),
+        nodes=round(most_nodes), chosen=not lanes,
+    )  # fmt: skip
+
+
+def _fanouts(work: Workload, types: int) -> list[int]:
+    """Return the edges per row for which room is made at each hop, over all edge types."""
+    by_type = list(work.type_fanouts.values())
+    by_type += [work.fanouts] * (types - len(by_type))
+    known = types > 1 or in_lanes(work.fanouts)
+    return [sum(each) if min(each) > 0 and known else -1 for each in zip(*by_type, strict=False)]
+
+
+def _tails(batch: BatchProfile, spreads: Sequence[Spread]) -> list[float]:
+    return [tail(each, batch.num_batches, TRAINING_BATCHES) for each in spreads]
+
+
+def _draws(sampler: Sampler, *, on_gpu: bool) -> DrawBytes:
+    return find_sampler(sampler.name).draw_bytes(parameters_of(sampler), on_gpu)
+
+
+def _threads(candidate: Candidate) -> int:
+    return max(1, candidate.threads.sample)
 
 
 def host_parts(request: Request, candidate: Candidate) -> dict[str, int]:

@@ -8,13 +8,12 @@ blocks are on the host too.
 import math
 
 from gnnplan.planner.candidate import Candidate, PlacedRows
-from gnnplan.planner.cost.graph_memory import core_draw_bytes, draws_on_gpu, node_parts
+from gnnplan.planner.cost.graph_memory import draws_on_gpu, node_parts, sampling_bytes
 from gnnplan.planner.cost.memory import (
     BatchTail,
     batch_bytes,
     code_bytes,
     live_batches,
-    sampling_bytes,
 )
 from gnnplan.planner.cost.request import (
     Request,
@@ -113,8 +112,7 @@ def drawn_parts(request: Request, candidate: Candidate) -> dict[str, int]:
     ahead = candidate.prefetch_depth if threads else 0
     live = live_batches(ahead, steps_per_epoch(graph.num_train, batch_size))
     parts = {
-        "sampling": sampling_bytes(vertices, edges, nodes, threads)
-        + core_draw_bytes(request, candidate, batch),
+        "sampling": sampling_bytes(request, candidate, batch),
         "batches": batch_bytes(vertices, edges, 0, live),
         **node_parts(request, candidate),
     }

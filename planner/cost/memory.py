@@ -48,22 +48,6 @@ def model_bytes(num_parameters: int, item_bytes: int = 4) -> int:
     return ADAM_COPIES * num_parameters * item_bytes
 
 
-def sampling_bytes(
-    tail_vertices: float, tail_edges: float, num_nodes: int, loader_threads: int
-) -> int:
-    """Return the bytes of a sampler on cores: relabelling tables and batches being made.
-
-    W (8 N + 16 V + 8 E) for W threads (at least one), N nodes, V vertices and E edges of the
-    largest batch: a stamp and a local id (4 B each) per node; a global id and a list's end (8 B
-    each) per vertex; the drawn position (8 B) per edge.
-
-    >>> sampling_bytes(100.0, 1000.0, 10_000, loader_threads=1)
-    89600
-    """
-    each = 8 * num_nodes + 16 * tail_vertices + 8 * tail_edges
-    return round(max(1, loader_threads) * each)
-
-
 def live_batches(ahead: int, steps_per_epoch: int) -> int:
     """Return the batches alive at once: the one in use and those made ahead, at most an epoch's.
 
@@ -223,14 +207,9 @@ def common_parts(
 def core_parts(
     candidate: Candidate, graph: GraphRef, batch: BatchProfile, process: ProcessCost
 ) -> dict[str, int]:
-    """Return the bytes of a rank on cores: its process, its sampler and its cache's directory."""
+    """Return the bytes of a rank on cores: its process and its cache's directory."""
     largest, nodes = BatchTail.of(batch), graph.num_nodes
-    parts = {
-        "context": process.resident_bytes,
-        "sampling": sampling_bytes(
-            largest.vertices, largest.edges, nodes, candidate.threads.sample
-        ),
-    }
+    parts = {"context": process.resident_bytes}
     if candidate.cache is not None:
         staged = round(STAGING * largest.vertices * 4 * graph.feature_dim)
         parts["cache directory"] = DIRECTORY_BYTES * nodes + staged
@@ -246,12 +225,12 @@ def gpu_parts(
     budgets: Budgets,
     *,
     captured_bytes: int = 0,
-    listed_bytes: int = 0,
+    draw_bytes: int = 0,
 ) -> dict[str, int]:
     """Return the bytes of a rank on a GPU: context, allocator's reserve, and a batch being drawn.
 
     A batch being drawn takes two ids per edge, and a relabelling table of two ids per vertex at
-    half load (docs/formulas.md 8.10 [A10]); from whole lists `listed_bytes` more. A cache keeps the
+    half load (docs/formulas.md 8.10 [A10]); the sampler's own draws `draw_bytes`. A cache keeps the
     codes of its rows beside those of the table that it replaces. What it keeps of the graph is
     `graph_memory.graph_parts`.
     """
@@ -265,7 +244,7 @@ def gpu_parts(
     return directory | {
         "context": int(rate_per_rank(machine, MachineTable.GPU_CONTEXT, candidate)),
         "reserve": round(RESERVE * gpu_capacity(machine, candidate, rank, budgets)),
-        "sampling": captured_bytes + drawn + listed_bytes,
+        "sampling": captured_bytes + drawn + draw_bytes,
     }
 
 

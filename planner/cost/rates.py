@@ -38,7 +38,12 @@ def topology_bytes(graph: GraphRef) -> int:
 
 def indices_bytes(graph: GraphRef) -> int:
     """Return the bytes of all adjacency lists: 4 E; 8 E where ids need 64 bits."""
-    return (INDEX_BYTES if graph.num_nodes < 2**31 else 8) * graph.num_edges
+    return index_bytes(graph) * graph.num_edges
+
+
+def index_bytes(graph: GraphRef) -> int:
+    """Return the bytes of an id in adjacency lists."""
+    return INDEX_BYTES if graph.num_nodes < 2**31 else 8
 
 
 def core_rates_words(machine: MachineModel) -> str:

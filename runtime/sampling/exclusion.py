@@ -235,6 +235,11 @@ class ExcludingSampler(NeighborSampler):
         finally:
             self._threads.excluded = None
 
+    @property
+    def keeps_chosen(self) -> bool:
+        """Whether a workspace holds the edges that were chosen: rows without some need it."""
+        return True
+
     def _rows_now(self) -> UniformRows | RowsWithout:
         excluded: ExcludedEdges | None = getattr(self._threads, "excluded", None)
         if excluded is None or len(excluded.places) == 0:

@@ -184,9 +184,15 @@ class HopSampler(RequestSampler[MiniBatch]):
         return self._of_thread(
             "workspace",
             lambda: Workspace(
-                self.num_nodes, self.num_hops, self.indices.dtype, dense=self.dense_table
+                self.num_nodes, self.num_hops, self.indices.dtype, dense=self.dense_table,
+                chosen=self.keeps_chosen,
             ),
-        )
+        )  # fmt: skip
+
+    @property
+    def keeps_chosen(self) -> bool:
+        """Whether a workspace holds the edges that were chosen."""
+        return True
 
     def _of_thread(self, name: str, make: Callable[[], Any]) -> Any:
         return of_thread(self._threads, name, make)
@@ -237,7 +243,7 @@ class HopwiseSampler(HopSampler):
                 return
             start, stop = self.indptr[w.node_ids[node]], self.indptr[w.node_ids[node] + 1]
             more = max(int(stop - start), self.fanouts[hop])
-            w.reserve(hop + 1, 0, max(2 * edge, edge + more), last)
+            w.reserve(hop + 1, 0, edge + more, last)
 
     def _relabel(self, w: Workspace, hop: int) -> None:
         begin, end = int(w.edge_ends[hop]), int(w.edge_ends[hop + 1])

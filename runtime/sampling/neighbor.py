@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from gnnplan.runtime.sampling.checks import float32_weight, read_only
 from gnnplan.runtime.sampling.choose.poisson import offer, unit, water_level
-from gnnplan.runtime.sampling.choose.uniform import UniformRows
+from gnnplan.runtime.sampling.choose.uniform import UniformRows, in_lanes
 from gnnplan.runtime.sampling.compiled import inlined_kernel, kernel
 from gnnplan.runtime.sampling.dependent import HopStreams, StreamPolicy
 from gnnplan.runtime.sampling.frontier import HopSampler, HopwiseSampler, Weights, expand_hops
@@ -59,6 +59,11 @@ class NeighborSampler(HopSampler):
         super().__init__(indptr, indices, fanouts, streams=streams, **settings)
         self.purpose = purpose
         self._rows = UniformRows(self.indptr, self.indices, np.array(self.fanouts, np.int64))
+
+    @property
+    def keeps_chosen(self) -> bool:
+        """Whether a workspace holds the edges that were chosen: not where lanes hold them."""
+        return self.edge_ids or not in_lanes(self.fanouts)
 
     def _rows_now(self) -> Any:
         """Return the rows that this thread's next batch expands, as `expand_hops` takes them."""

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from gnnplan.runtime.errors import SamplerError, did_you_mean
 from gnnplan.runtime.plan.schema import Sampler
@@ -58,6 +58,21 @@ class SamplingLaw:
     estimator: Estimator = Estimator.PLAIN
     unequal: bool = False
     """Whether chances within a row differ."""
+
+
+class DrawBytes(NamedTuple):
+    """Most bytes in which a batch is drawn, beside relabelling and what every sampler writes."""
+
+    neighbour: int = 0
+    """Bytes per neighbour in the lists that hops expand; 0: no whole lists are laid out."""
+    edge: int = 0
+    """Bytes per edge drawn."""
+    source: int = 0
+    """Bytes per distinct neighbour in those lists."""
+    node: int = 0
+    """Bytes per node of the graph."""
+    by_rows: bool = True
+    """Whether cores expand rows in a workspace, of which layers take the table alone."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -120,14 +135,8 @@ class SamplerSpec:
     """Whether a vertex is drawn, or not, for all lists that hold it."""
     node_bytes: int = 0
     """Most bytes per node of the graph that a rank keeps for it beside lists and weights."""
-    draw_bytes: int = 0
-    """Bytes per node of the graph that a thread on cores draws in, beside its relabelling table."""
-    list_bytes: Callable[[Values], tuple[int, int]] = lambda _: (0, 0)
-    """Most bytes in which a GPU draws, from its parameters: per neighbour in the lists that a hop
-    expands, and per edge drawn of them; (0, 0) where it lays out no whole lists."""
-    core_list_bytes: Callable[[Values], int] = lambda _: 0
-    """Most bytes in which a thread on cores draws, from its parameters, per neighbour in the lists
-    that a batch expands; 0 where it looks at one list at a time."""
+    draw_bytes: Callable[[Values, bool], DrawBytes] = lambda _, on_gpu: DrawBytes()
+    """Bytes in which it draws from its parameters, on a GPU or in a thread on cores."""
     auto_parameters: tuple[dict[str, float | str], ...] = ()
     """Parameters that sampler auto tries, the preferred ones first; empty: not tried."""
 
@@ -157,27 +166,35 @@ def _why_labor_is_not_shared(values: Values) -> str:
     return "LABOR-i takes a maximum over all rows of the batch that may draw a vertex"
 
 
-def _neighbor_list_bytes(values: Values) -> tuple[int, int]:
-    if values["weights"] == "none" and values["draws"] != "poisson":
-        return (0, 0) if values["draws"] == "without-replacement" else (20, 0)
-    return 60, 290
+_CHANCES, _WEIGHTS = 10, 8
+"""Bytes per edge of a thread on cores: of chances, with spare room, and of weights being joined."""
 
 
-def _labor_list_bytes(values: Values) -> tuple[int, int]:
-    if number("labor", values, "kappa") > 1:
-        return 220, 0
-    if values["variant"] == 0 and values["weights"] == "none":
-        return (0, 0) if values["form"] == "poisson" else (60, 0)
-    return 140, 0
+def _neighbor_bytes(values: Values, on_gpu: bool) -> DrawBytes:
+    plain = values["weights"] == "none" and values["draws"] == "without-replacement"
+    if plain:
+        return DrawBytes()
+    if not on_gpu:
+        return DrawBytes(edge=_CHANCES + _WEIGHTS)
+    replaced = values["weights"] == "none" and values["draws"] == "replacement"
+    return DrawBytes(neighbour=20) if replaced else DrawBytes(neighbour=60, edge=290)
 
 
-def _labor_core_list_bytes(values: Values) -> int:
-    plain = values["variant"] == 0 and values["weights"] == "none"
-    return 0 if plain and number("labor", values, "kappa") <= 1 else 40
+def _labor_bytes(values: Values, on_gpu: bool) -> DrawBytes:
+    dependent = number("labor", values, "kappa") > 1
+    plain = values["variant"] == 0 and values["weights"] == "none" and not dependent
+    if not on_gpu:  # candidates of a hop have a table and numbers of their own
+        solved = DrawBytes(neighbour=20, edge=_CHANCES + _WEIGHTS, source=50, node=4)
+        return DrawBytes(edge=_WEIGHTS) if plain else solved
+    if plain:
+        return DrawBytes(neighbour=0 if values["form"] == "poisson" else 60)
+    return DrawBytes(neighbour=220 if dependent else 140)
 
 
-def _las_list_bytes(values: Values) -> tuple[int, int]:
-    return LAYER_LIST_BYTES if values["over"] == "ladies" else (80, 0)
+def _las_bytes(values: Values, on_gpu: bool) -> DrawBytes:
+    if values["over"] == "ladies":
+        return _layer_bytes(values, on_gpu)
+    return DrawBytes(neighbour=80) if on_gpu else DrawBytes(edge=_CHANCES + _WEIGHTS)
 
 
 def _neighbor_law(law: SamplingLaw, values: Values) -> SamplingLaw:
@@ -197,15 +214,17 @@ def _las_law(law: SamplingLaw, values: Values) -> SamplingLaw:
 _KAPPA: dict[str, Value] = {"kappa": 1, "dependence": "smooth", "layer_dependent": 0}
 
 
-LAYER_CORE_BYTES = 20
-"""Bytes in which cores draw a layer, as `SamplerSpec.core_list_bytes` says."""
-LAYER_LIST_BYTES, DEPENDENT_LAYER_LIST_BYTES = (145, 0), (205, 0)
-"""Bytes in which a GPU draws a layer, as `SamplerSpec.list_bytes` says."""
-
-
-def _layer_list_bytes(values: Values) -> tuple[int, int]:
+def _layer_bytes(values: Values, on_gpu: bool) -> DrawBytes:
+    if not on_gpu:
+        return DrawBytes(neighbour=8, source=36, by_rows=False)
     dependent = "kappa" in values and number("ladies", values, "kappa") > 1
-    return DEPENDENT_LAYER_LIST_BYTES if dependent else LAYER_LIST_BYTES
+    return DrawBytes(neighbour=205 if dependent else 145)
+
+
+def _fastgcn_bytes(values: Values, on_gpu: bool) -> DrawBytes:
+    layers = _layer_bytes(values, on_gpu)
+    # On cores it makes no law for each batch, and notes for each node when a dart first hit it.
+    return layers if on_gpu else layers._replace(source=0, node=8)
 
 
 def _layerwise(
@@ -214,7 +233,7 @@ def _layerwise(
     parameters: dict[str, Value],
     *,
     node_bytes: int = 0,
-    draw_bytes: int = 0,
+    draw_bytes: Callable[[Values, bool], DrawBytes] = _layer_bytes,
 ) -> SamplerSpec:
     """Make the entry of a sampler by layers.
 
@@ -236,8 +255,6 @@ def _layerwise(
         abilities=frozenset(["stacks", "grid"]),
         why_not_shared=lambda _: "a layer's probabilities are sums over the whole batch",
         launches="layers",
-        list_bytes=_layer_list_bytes,
-        core_list_bytes=lambda _: LAYER_CORE_BYTES,
         node_bytes=node_bytes,
         draw_bytes=draw_bytes,
     )  # fmt: skip
@@ -272,7 +289,7 @@ SAMPLERS: dict[str, SamplerSpec] = {spec.name: spec for spec in (
         local_form="las",
         reads_chosen=True,
         is_probed=True,
-        list_bytes=_neighbor_list_bytes,
+        draw_bytes=_neighbor_bytes,
         launches="hops",
     ),
     # variant    0, a number of passes, or star; form: poisson | exact_k
@@ -291,16 +308,14 @@ SAMPLERS: dict[str, SamplerSpec] = {spec.name: spec for spec in (
         is_expected=True,
         why_not_shared=_why_labor_is_not_shared,
         one_draw_per_vertex=True,
-        list_bytes=_labor_list_bytes,
-        core_list_bytes=_labor_core_list_bytes,
+        draw_bytes=_labor_bytes,
         # Its estimators: the others are for stricter users and for attention.
         auto_parameters=({}, {"estimator": "horvitz-thompson"}, {"estimator": "plain"}),
     ),
     _layerwise("ladies", Draws.WITHOUT_REPLACEMENT, {"norm": "fro", **_KAPPA}),
     _layerwise("pladies", Draws.POISSON, {"norm": "fro", **_KAPPA}),
-    # Its one law for all batches: each column's id, probability and prefix sum; and, on cores, when
-    # a dart first hit it.
-    _layerwise("fastgcn", Draws.REPLACEMENT, {}, node_bytes=24, draw_bytes=8),
+    # Its one law for all batches: each column's id, probability and prefix sum.
+    _layerwise("fastgcn", Draws.REPLACEMENT, {}, node_bytes=24, draw_bytes=_fastgcn_bytes),
     # factor      preference for local vertices; over: neighbor | ladies (with sizes)
     # schedule    fixed, or measured: the factor starts there and follows the share of data movement
     #             in each epoch (`locality.FactorSchedule`)
@@ -323,8 +338,7 @@ SAMPLERS: dict[str, SamplerSpec] = {spec.name: spec for spec in (
         ),
         local_form="las",
         launches="local",
-        list_bytes=_las_list_bytes,
-        core_list_bytes=lambda values: LAYER_CORE_BYTES if values["over"] == "ladies" else 0,
+        draw_bytes=_las_bytes,
         node_bytes=1,  # hops to the nearest local vertex
     ),
 )}  # fmt: skip

@@ -59,8 +59,17 @@ class Table:
         """Make room for so many nodes, at most half full; return True for a new table."""
         if self.dense or self.entries.shape[0] >= 2 * nodes:
             return False
-        self.entries = np.zeros(1 << (2 * nodes - 1).bit_length(), dtype=np.uint32)
+        self.entries = np.zeros(table_entries(nodes), dtype=np.uint32)
         return True
+
+
+def table_entries(nodes: int) -> int:
+    """Return the entries of a hash table that so many nodes fill to the half at most.
+
+    >>> table_entries(1000), table_entries(3)
+    (2048, 1024)
+    """
+    return max(_SMALLEST, 1 << (2 * nodes - 1).bit_length())
 
 
 @kernel

@@ -11,8 +11,9 @@ from typing import Any, NamedTuple, no_type_check
 import numpy as np
 from numpy.typing import NDArray
 
+from gnnplan.runtime.sampling.checks import RELABEL_BUDGET_BYTES, fits_densely
 from gnnplan.runtime.sampling.compiled import kernel
-from gnnplan.runtime.sampling.relabel import ENTRIES, Table, TableArrays, refill
+from gnnplan.runtime.sampling.relabel import ENTRIES, Table, TableArrays, refill, table_entries
 
 SPARE = 64
 """Entries that buffers have beyond the last one used, which prefetches read ahead."""
@@ -58,13 +59,42 @@ def has_room(w, hop, rows, edges, nodes):
     )
 
 
+def workspace_bytes(
+    num_nodes: int, value_bytes: int, *, rows: int, edges: int, nodes: int, chosen: bool = True
+) -> int:
+    """Return the bytes of a workspace that grew for so many rows, edges and nodes in all.
+
+    >>> workspace_bytes(1000, 4, rows=100, edges=400, nodes=300)
+    20774
+    """
+    dense = fits_densely(num_nodes, RELABEL_BUDGET_BYTES)
+    entries = num_nodes if dense else table_entries(nodes + SPARE)
+    edges = _roomy(edges + SPARE)
+    by_id = _roomy(rows + 1) + _roomy(nodes + SPARE)
+    return 4 * entries + 8 * by_id + 4 * edges + (8 + value_bytes) * (edges if chosen else SPARE)
+
+
+def _roomy(size: int) -> int:
+    """Return the entries of a buffer that is made where so many are needed."""
+    return size + size // 4
+
+
 class Workspace:
-    """Buffers of one thread; contents are valid until that thread's next batch."""
+    """Buffers of one thread; contents are valid until that thread's next batch.
+
+    Those of chosen edges, `positions` and `values`, grow only where kernels need them (`chosen`).
+    """
 
     def __init__(
-        self, num_nodes: int, num_hops: int, value_dtype: np.dtype, *, dense: bool
+        self,
+        num_nodes: int,
+        num_hops: int,
+        value_dtype: np.dtype,
+        *,
+        dense: bool,
+        chosen: bool = True,
     ) -> None:
-        self.num_nodes = num_nodes
+        self.num_nodes, self._chosen = num_nodes, chosen
         self.table = Table(num_nodes, dense=dense)
         self.used = 0
         """By how much the table's base moves before the next batch."""
@@ -130,8 +160,9 @@ class Workspace:
         known, kept_edges = int(self.node_ends[hop]), int(self.edge_ends[hop])
         kept_rows = int(self.row_ends[hop]) + 1
         self.row_ptr = _grown(self.row_ptr, int(self.state[ROWS_NEEDED]), keep=kept_rows)
-        self.positions = _grown(self.positions, edges, keep=kept_edges)
-        self.values = _grown(self.values, edges, keep=0)
+        if self._chosen:
+            self.positions = _grown(self.positions, edges, keep=kept_edges)
+            self.values = _grown(self.values, edges, keep=0)
         self.local = _grown(self.local, edges, keep=kept_edges)
         self.node_ids = _grown(self.node_ids, nodes, keep=known)
         if self.table.reserve(nodes):
@@ -151,6 +182,6 @@ def _grown(buffer: NDArray, size: int, *, keep: int) -> NDArray:
     if buffer.shape[0] >= size:
         return buffer
     # Zeros, not garbage: prefetches read some entries beyond the end as indices.
-    larger = np.zeros(size + size // 4, dtype=buffer.dtype)
+    larger = np.zeros(_roomy(size), dtype=buffer.dtype)
     larger[: min(keep, buffer.shape[0])] = buffer[:keep]
     return larger

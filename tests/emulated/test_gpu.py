@@ -16,7 +16,7 @@ import triton.language as tl
 from triton import knobs
 from triton.runtime.errors import InterpreterError
 
-from gnnplan.planner.cost.graph_memory import listed_bytes
+from gnnplan.planner.cost.graph_memory import draw_bytes
 from gnnplan.planner.cost.memory import Budgets, gpu_parts
 from gnnplan.planner.cost.stages.exchange_gpu import rows_in_transit
 from gnnplan.planner.probe.presets import load_preset
@@ -373,9 +373,9 @@ def test_lists_are_laid_out_in_the_bytes_that_are_counted(gpu: EmulatedGpu, way:
     )
     one = candidate_of_ranks(gpus=["gpu0"])
     asked = replace(request(), user_sampler=named)
-    listed = listed_bytes(asked, one, profiled)
+    listed = draw_bytes(asked, one, profiled, on_gpu=True)
     parts = gpu_parts(
-        one, asked.graph, profiled, load_preset("siton"), 0, Budgets(), listed_bytes=listed
+        one, asked.graph, profiled, load_preset("siton"), 0, Budgets(), draw_bytes=listed
     )
     assert (listed == 0) == (way in ("neighbor", "labor"))
     assert 0.25 * listed < taken <= parts["sampling"] + FIXED_BYTES

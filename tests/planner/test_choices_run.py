@@ -189,7 +189,7 @@ def test_dependent_batches_serve_what_the_plan_says(
     opened, small_graph: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Lists that dependent draws read whole outweigh the rows of so small a graph.
-    monkeypatch.setattr("gnnplan.planner.cost.backends.cores.core_draw_bytes", lambda *_: 0)
+    monkeypatch.setattr("gnnplan.planner.cost.graph_memory.draw_bytes", lambda *_, **__: 0)
     search, explored = opened(policy="lru", sampler="labor")
     one = explored.priced[0].prediction.memory_bytes["rank0"]
     limit = one.total - one.parts["cache rows"] + 900 * (64 + 24)

@@ -51,16 +51,13 @@ from gnnplan.planner.cost.stages.sample import (
 )
 from gnnplan.planner.machine.model import MachineModel
 from gnnplan.planner.workload import BatchProfile
+from gnnplan.runtime.sampling.workspace import workspace_bytes
 from gnnplan.runtime.stages import Stage
 
 ID_BYTES = 8
 FLOAT_BYTES = 4
 HASHED = 8
 """Words of a GPU's hash tables per numbered vertex."""
-MAPS = 2
-"""Relabelling tables of a rank beside its samplers': of own and of remote vertices."""
-TABLE_BYTES = 8
-"""Bytes of a relabelling table per node of the graph."""
 
 
 def id_bytes(part: Part, num_ranks: int) -> float:
@@ -81,12 +78,17 @@ def hidden_bytes(part: Part, hidden: int) -> float:
 def exchange_parts(part: Part, row_bytes: int, num_nodes: int) -> dict[str, int]:
     """Return the bytes that a rank needs beside an independent one's.
 
-    Every hop's sampler has a relabelling table. Ids and places of a hop's rows, and rows in
-    transit, are stored once more.
+    Every hop's sampler has a workspace, of which the rank's sampling counts one table; own and
+    remote vertices are numbered in two more. Ids and places of a hop's rows, and rows in transit,
+    are stored once more.
     """
-    hops = len(part.edges)
     ids = sum(3 * ID_BYTES * (own + n) for own, n in zip(part.own[1:], part.remote, strict=True))
-    tables = (hops - 1 + MAPS) * TABLE_BYTES * num_nodes
+    numbered = ((part.own[-1], max(part.drawn)), (max(part.remote), max(part.remote)))
+    room = [(0.0, own) for own in part.own[2:]] + [(new, known) for known, new in numbered]
+    tables = sum(
+        workspace_bytes(num_nodes, ID_BYTES, rows=0, edges=round(new), nodes=round(known))
+        for new, known in room
+    )
     return {"exchange": round(tables + ids + part.remote[-1] * row_bytes)}
 
 

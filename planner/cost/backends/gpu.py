@@ -22,7 +22,7 @@ from gnnplan.planner.cost.backends.gpu_lanes import (
     has_lanes,
     step_compute,
 )
-from gnnplan.planner.cost.graph_memory import graph_parts, host_parts, listed_bytes
+from gnnplan.planner.cost.graph_memory import draw_bytes, graph_parts, host_parts
 from gnnplan.planner.cost.host_memory import passing_parts
 from gnnplan.planner.cost.memory import gpu_memory_use, gpu_parts
 from gnnplan.planner.cost.rank_times import DeviceTimes, RankTimes, RankWork, StageTime
@@ -108,7 +108,7 @@ class GpusBackend(Backend):
         found = gpu_parts(
             candidate, request.graph, batch, request.machine, rank, request.budgets,
             captured_bytes=captured_bytes(request, candidate),
-            listed_bytes=listed_bytes(request, candidate, batch),
+            draw_bytes=draw_bytes(request, candidate, batch, on_gpu=True),
         ) | graph_parts(request, candidate, batch)  # fmt: skip
         timing = self.batch_and_timing(request, candidate)[1]
         handed = handed_row_bytes(request, candidate)

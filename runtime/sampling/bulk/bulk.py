@@ -31,7 +31,7 @@ from gnnplan.runtime.sampling.checks import (
     fits_densely,
 )
 from gnnplan.runtime.sampling.choose.layerwise import LayerGraph, Method, Norm
-from gnnplan.runtime.sampling.choose.uniform import UniformRows
+from gnnplan.runtime.sampling.choose.uniform import UniformRows, in_lanes
 from gnnplan.runtime.sampling.compiled import kernel
 from gnnplan.runtime.sampling.frontier import expand_hops
 from gnnplan.runtime.sampling.layerwise import LayerStack, LayerwiseSampler, make_law, policy_of
@@ -423,7 +423,8 @@ class BulkSampler:
             make = partial(Table, self.num_nodes, dense=self._dense)
         else:
             hops, dtype = len(stack.rows.fanouts), stack.rows.indices.dtype
-            make = partial(Workspace, self.num_nodes, hops, dtype, dense=self._dense)
+            chosen = stack.edge_ids or not in_lanes(stack.rows.fanouts)
+            make = partial(Workspace, self.num_nodes, hops, dtype, dense=self._dense, chosen=chosen)
         return of_thread(self._threads, "scratch", make)
 
     def scratch_bytes(self) -> int:

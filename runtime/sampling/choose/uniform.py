@@ -6,6 +6,7 @@ of every row, then whether any row has taken it before, then draw j + 1. Nothing
 before, so the compiler uses vector instructions, and no branch waits for a collision.
 """
 
+from collections.abc import Iterable
 from typing import NamedTuple, no_type_check
 
 import numpy as np
@@ -117,6 +118,15 @@ def take_row(indices, start, degree, positions, edge):
         prefetch_read(indices, start + offset)
 
 
+MAX_FANOUT = 64
+"""Widest fan-out of the lanes; beyond it a hash set costs less than comparing all draws."""
+
+
+def in_lanes(fanouts: Iterable[int]) -> bool:
+    """Tell whether all hops choose in lanes, which keep chosen edges in scratch of their own."""
+    return all(0 < fanout <= MAX_FANOUT for fanout in fanouts)
+
+
 class UniformRows(NamedTuple):
     """Rows of a graph that choose alike, uniformly and without replacement."""
 
@@ -141,13 +151,14 @@ def _bound_edges(rows, hop, node_ids, first, last):
 @kernel
 @no_type_check
 def bound_row_edges(indptr, fanout, node_ids, first, last):
-    """Bound the edges that nodes first .. last-1 choose from above; exact for fan-out -1."""
-    if fanout > 0:
+    """Bound the edges that nodes first .. last-1 choose from above; exact beyond the lanes."""
+    if 0 < fanout <= MAX_FANOUT:
         return (last - first) * fanout
     total = 0
     for i in range(first, last):
         prefetch_read(indptr, node_ids[i + AHEAD])
-        total += indptr[node_ids[i] + 1] - indptr[node_ids[i]]
+        degree = indptr[node_ids[i] + 1] - indptr[node_ids[i]]
+        total += degree if fanout < 0 else min(degree, fanout)
     return total
 
 
@@ -165,8 +176,6 @@ def _choose_rows(rows, hop, stream, node_ids, i, last, row, edge, enough, row_pt
     return i, edge
 
 
-MAX_FANOUT = 64
-"""Widest fan-out of the lanes; beyond it a hash set costs less than comparing all draws."""
 MAX_ROWS = 128
 MAX_EDGES = 1024
 """Edges of one call; what its cache lines take then fits the second-level cache."""

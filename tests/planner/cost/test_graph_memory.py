@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from gnnplan.planner.cost.backends.grid import Fetched, grid_parts
-from gnnplan.planner.cost.graph_memory import ADDRESS_BYTES, graph_parts, listed_bytes
+from gnnplan.planner.cost.graph_memory import ADDRESS_BYTES, draw_bytes, graph_parts
 from gnnplan.planner.cost.memory import Budgets
 from gnnplan.planner.cost.request import handed_row_bytes, held_row_bytes
 from gnnplan.planner.pipeline import graph_ref
@@ -246,5 +246,5 @@ def test_rows_are_placed_in_what_the_graph_leaves() -> None:
     plain, alone = request(load_preset("siton")), candidate_of_ranks(gpus=["gpu0"])
     by_weights = replace(plain, user_sampler=Sampler(parameters={"weights": "graph"}))
     rooms = [capacity(each, alone, shared_host=True).own_bytes for each in (plain, by_weights)]
-    lists = listed_bytes(by_weights, alone, plain.profile.batch(BATCH))
+    lists = draw_bytes(by_weights, alone, plain.profile.batch(BATCH), on_gpu=True)
     assert rooms[0] - rooms[1] == 4 * plain.graph.num_edges + lists

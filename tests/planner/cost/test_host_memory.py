@@ -8,13 +8,14 @@ from threading import Thread
 import numpy as np
 import pytest
 
+from gnnplan.planner.cost.graph_memory import sampling_bytes
 from gnnplan.planner.cost.host_memory import (
     DISK_BUDGET_BYTES,
     disk_bytes,
     drawn_parts,
     locked_bytes,
 )
-from gnnplan.planner.cost.memory import BatchTail, Budgets, batch_bytes, sampling_bytes
+from gnnplan.planner.cost.memory import BatchTail, Budgets, batch_bytes
 from gnnplan.planner.cost.model import predict
 from gnnplan.planner.machine.model import MachineModel
 from gnnplan.planner.placement.place import capacity
@@ -144,7 +145,7 @@ def test_cores_that_draw_for_a_gpu_have_tables_and_blocks_on_the_host(siton: Mac
     largest = BatchTail.of(asked.profile.batch(BATCH))
     parts = drawn_parts(asked, ON_GPU)
     assert parts == {
-        "sampling": sampling_bytes(largest.vertices, largest.edges, NODES, 0),
+        "sampling": sampling_bytes(asked, ON_GPU, asked.profile.batch(BATCH)),
         "batches": batch_bytes(largest.vertices, largest.edges, 0, 1),
         "sampler tables": NODES,
     }

@@ -3,34 +3,35 @@
 import tracemalloc
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
 
-from gnnplan.planner.cost.graph_memory import host_parts, node_parts
+from gnnplan.planner.cost.graph_memory import draw_bytes, host_parts, node_parts, sampling_bytes
 from gnnplan.planner.cost.memory import (
     batch_bytes,
     model_bytes,
-    sampling_bytes,
     tail,
 )
 from gnnplan.planner.cost.model import predict
 from gnnplan.planner.cost.request import Request as PlanningRequest
 from gnnplan.planner.pipeline import graph_ref
-from gnnplan.planner.workload import Spread
+from gnnplan.planner.workload import BatchProfile, Spread
 from gnnplan.runtime.comm.collectives import Communicator
 from gnnplan.runtime.graph.dataset import Graph, types_of
 from gnnplan.runtime.graph.generate import generate_typed
 from gnnplan.runtime.loader.loader import PlannedLoader
 from gnnplan.runtime.plan.schema import Sampler
 from gnnplan.runtime.sampling.build import build_sampler
+from gnnplan.runtime.sampling.exclusion import ExcludingSampler
 from gnnplan.runtime.sampling.memory import Ledger
-from gnnplan.runtime.sampling.minibatch import Request
-from gnnplan.runtime.sampling.registry import find_sampler, parameters_of
+from gnnplan.runtime.sampling.minibatch import Dialect, MiniBatch, Request
+from gnnplan.runtime.sampling.typed import TypedSampler
 from tests.planner.cost.by_hand import BATCH, GRAPH, NODES, candidate, price, request, rows
 from tests.support.inprocess import run_in_process
 from tests.support.plans import make_plan
+from tests.support.profiles import batch_profile, exactly
 
 
 def test_memory_parts_add_up_by_hand() -> None:
@@ -40,7 +41,8 @@ def test_memory_parts_add_up_by_hand() -> None:
         "context": 200_000_000,
         "model and optimizer": 160_000,  # 10000 x 4 B x 4
         "activations": 1_000_000,
-        "sampling": 8 * NODES + 16 * 10_000 + 8 * 20_000,
+        # 4,000 rows, and with fan-out 10 of the last 3,000 up to 35,000 edges and 34,000 nodes.
+        "sampling": 4 * NODES + 8 * (5_001 + 42_580) + 4 * 43_830 + 12 * 64,
         "batches": 10_000 * 408 + 4 * 20_000,
         "location table": 4 * NODES,
         "seeds": 8 * (3 * 10_000 + 2**14),
@@ -168,57 +170,103 @@ def test_what_a_thread_draws_by_node_is_counted_on_cores(small_graph: Graph) -> 
     made.stack.sample(requests, made._make_table(), ledger)
     taken = max(scratch for _, scratch in ledger.moments)
     asked = replace(request(), graph=graph_ref(small_graph), user_sampler=named)
-    plain = replace(asked, user_sampler=Sampler())
     for loaders in (0, 1, 2):
-        sums = [
-            predict(each, candidate(loaders=loaders), rows(host=1e4)).memory_bytes["rank0"].parts
-            for each in (asked, plain)
-        ]
-        more = sums[0]["sampling"] - sums[1]["sampling"]
+        more = draw_bytes(asked, candidate(loaders=loaders), batch_profile(9), on_gpu=False)
         assert 0.95 * more <= max(1, loaders) * taken <= max(1, loaders) * 1000 + more
 
 
-READ_WHOLE = [
-    Sampler(name="labor", parameters={"variant": 1}),
-    Sampler(name="labor", parameters={"variant": "star"}),
-    Sampler(name="labor", parameters={"kappa": 4}),
-    Sampler(name="ladies", dialect="every_hop", parameters={"sizes": "900,900"}),
-    Sampler(name="pladies", dialect="every_hop", parameters={"sizes": "900,900"}),
+HOPS = [("neighbor", {}), ("full", {}), ("neighbor", {"draws": "poisson"}), ("las", {"factor": 4})]
+HOPS += [("labor", {}), ("labor", {"variant": 1}), ("labor", {"kappa": 4})]
+LAYERS = ("ladies", "pladies", "fastgcn")
+WIDE, NARROW = [70, 70], [8, 8]
+DRAWN = [
+    (Sampler(name=name, dialect=dialect, parameters=parameters), fanouts)
+    for name, parameters in HOPS
+    for dialect in ("first_seen", "every_hop")
+    for fanouts in ([NARROW] if parameters or name == "labor" else [NARROW, WIDE])
+]
+DRAWN += [
+    (Sampler(name=name, dialect="every_hop", parameters={"sizes": "900,1900"}), NARROW)
+    for name in LAYERS
 ]
 
 
-@pytest.mark.parametrize("named", READ_WHOLE, ids=str)
-@pytest.mark.parametrize(("num_nodes", "degree"), [(60_000, 50), (12_000, 300)])
-def test_lists_that_cores_read_whole_are_counted(
-    named: Sampler, num_nodes: int, degree: int
-) -> None:
-    rng = np.random.default_rng(0)
-    indptr = np.arange(num_nodes + 1, dtype=np.int64) * degree
-    indices = rng.integers(0, num_nodes, num_nodes * degree).astype(np.int32)
-    seeds = [rng.permutation(num_nodes)[:600].astype(np.int64) for _ in range(2)]
+def profiled(drawn: MiniBatch, degree: int) -> BatchProfile:
+    """A batch of a graph of one degree as a profile has it, all batches being like it."""
+    vertices = np.cumsum(drawn.num_sampled_nodes)
+    rows = vertices[:-1].sum() if drawn.dialect == "every_hop" else vertices[-2]
+    return replace(
+        batch_profile(drawn.num_seeds),
+        vertices=[exactly(float(each)) for each in vertices],
+        edges=[exactly(float(each)) for each in drawn.num_sampled_edges],
+        block_edges=[exactly(float(block.num_edges)) for block in drawn.blocks],
+        list_entries=float(degree * rows),
+    )
 
-    made = build_sampler(named, indptr, indices, [8, 8], 0, steps_per_epoch=9)
-    made.sample(seeds[0][:1], epoch=0, step=0)  # compiles, and makes what does not grow
-    tracemalloc.start()
-    drawn = [made.sample(each, epoch=0, step=step) for step, each in enumerate(seeds)]
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    vertices, edges = max(len(b.n_id) for b in drawn), max(b.num_edges for b in drawn)
-    listed = degree * max(sum(len(block.indptr) - 1 for block in b.blocks) for b in drawn)
-    spec = find_sampler(named.name)
-    counted = spec.core_list_bytes(parameters_of(named)) * listed
-    others = sampling_bytes(vertices, edges, num_nodes, 1) + batch_bytes(vertices, edges, 0, 2)
-    assert peak <= others + counted
-    assert named.name != "labor" or peak > others + 0.2 * counted  # without them the sum is short
-    asked = replace(request(), user_sampler=named)
-    lists = [replace(b, list_entries=1e6) for b in asked.profile.batches]
+
+def held_bytes(drawn: MiniBatch) -> int:
+    """Bytes of a batch's ids and blocks; nested blocks are parts of the outermost."""
+    blocks = drawn.blocks if drawn.dialect == "every_hop" else drawn.blocks[:1]
+    arrays = [a for b in blocks for a in (b.indptr, b.indices, b.weight) if a is not None]
+    return sum(a.nbytes for a in (drawn.n_id, *arrays))
+
+
+def uniform_graph(num_nodes: int, degree: int) -> tuple[np.ndarray, np.ndarray]:
+    """Lists of as many neighbours each, drawn at random."""
+    indices = np.random.default_rng(0).integers(0, num_nodes, num_nodes * degree)
+    return np.arange(num_nodes + 1) * degree, indices.astype(np.int32)
+
+
+@pytest.mark.parametrize(("named", "fanouts"), DRAWN, ids=str)
+@pytest.mark.parametrize(("num_nodes", "degree"), [(60_000, 8), (12_000, 200)])
+def test_cores_draw_in_the_bytes_that_are_counted(
+    named: Sampler, fanouts: list[int], num_nodes: int, degree: int
+) -> None:
+    lists, seeds = uniform_graph(num_nodes, degree), np.arange(300)
+    for few in (seeds[:1], seeds):  # the first compiles
+        made: Any = build_sampler(named, *lists, fanouts, 0, steps_per_epoch=9)
+        if named.name == "fastgcn":
+            made.sample(seeds[:1], epoch=0, step=0)  # makes the law of all batches
+        tracemalloc.start()
+        drawn = made.sample(few, epoch=0, step=3)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    found = profiled(drawn, degree)
+    graph = replace(GRAPH, num_nodes=num_nodes, num_edges=num_nodes * degree)
+    asked = replace(
+        request(), graph=graph, user_sampler=named, every_hop=named.dialect == "every_hop",
+        workload=replace(request().workload, fanouts=fanouts),
+    )  # fmt: skip
+    size = sampling_bytes(asked, candidate(), found)
+    taken = peak - held_bytes(drawn)
+    assert taken <= size + 20_000  # scratch of a fixed size
+    assert size <= 2 * taken or named.name == "fastgcn"
+    if named.name in ("neighbor", "full") and not named.parameters:
+        assert size == pytest.approx(made._workspace().nbytes, abs=200)
     for loaders in (0, 2):
-        sums = [
-            predict(each, candidate(loaders=loaders), rows(host=1e4)).memory_bytes["rank0"].parts
-            for each in (replace(asked, profile=replace(asked.profile, batches=lists)), asked)
-        ]
-        more = sums[0]["sampling"] - sums[1]["sampling"]
-        assert more >= max(1, loaders) * 1e6 * spec.core_list_bytes(parameters_of(named))
+        many = sampling_bytes(asked, candidate(loaders=loaders), found)
+        assert many == max(1, loaders) * size
+
+
+@pytest.mark.parametrize("dialect", ["first_seen", "every_hop"])
+def test_workspaces_of_typed_graphs_and_links_are_counted(
+    dialect: Literal["first_seen", "every_hop"],
+) -> None:
+    lists, seeds, workload = uniform_graph(20_000, 30), np.arange(300), request().workload
+    kinds = np.arange(lists[1].size) % 3
+    typed = TypedSampler(*lists, kinds, [[5, 4], [5, 4], [-1, 2]], dialect=Dialect(dialect))
+    linked = ExcludingSampler(*lists, [5, 4], dialect=Dialect(dialect))
+    graph = replace(GRAPH, num_nodes=20_000, num_edges=lists[1].size)
+    several = replace(workload, fanouts=[5, 4], type_fanouts={"a": [-1, 2]})
+    for made, changes, types in ((typed, {}, 3), (linked, {"task": "link"}, 0)):
+        found = profiled(made.sample(seeds, epoch=0, step=0), 30)
+        found = replace(found, edge_types=[1 / 3] * types)
+        asked = replace(
+            request(), graph=replace(graph, **changes), every_hop=dialect == "every_hop",
+            workload=several,
+        )  # fmt: skip
+        size = sampling_bytes(asked, candidate(), found)
+        assert size == pytest.approx(made._workspace().nbytes, abs=200)
 
 
 def test_gcns_degrees_are_counted_on_cores() -> None:
@@ -246,4 +294,3 @@ class TestMemory:
     def test_parts(self) -> None:
         assert model_bytes(1000) == 16_000
         assert batch_bytes(100.0, 1000.0, 400, 3) == 3 * (100 * 408 + 4000)
-        assert sampling_bytes(100.0, 1000.0, 10_000, 2) == 2 * 89_600

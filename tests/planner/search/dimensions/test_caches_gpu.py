@@ -44,7 +44,7 @@ def cache(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFact
 @pytest.fixture
 def short_lists(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lists that are laid out would take more than all rows of a graph as small as this one."""
-    monkeypatch.setattr("gnnplan.planner.cost.backends.gpu.listed_bytes", lambda *_: 0)
+    monkeypatch.setattr("gnnplan.planner.cost.backends.gpu.draw_bytes", lambda *_, **__: 0)
 
 
 def explore(
