@@ -5,6 +5,8 @@
   cached      the rank's own lists in its memory, all others from the host's mapping or the disk;
               GPUs also read those of their peers, which cores read from the host
 
+Cores that draw for GPUs read the host's mapping under every policy.
+
 The location table of `cached` has features' codes (`slot << 8 | number`) over `sources_of`. Edges'
 positions stay those of the dataset, so every sampler draws the same batch under every policy.
 
@@ -92,7 +94,11 @@ class Topology:
         self.resident_bytes = 0
         """Bytes of lists, offsets and directory in this rank's memory."""
         self._codes: Any = None
-        if self.policy == "replicated":
+        if self._on_gpu:  # cores draw for it: they read the host's lists, and count as it would
+            if self.policy == "cached":
+                self._codes = read_lists(plan, folder, graph.num_nodes, rank).numbers
+                self.resident_bytes = self._codes.nbytes
+        elif self.policy == "replicated":
             indptr, indices = np.array(graph.indptr), np.array(graph.indices)
             self.graph = replace(graph, indptr=indptr, indices=indices)
             self.resident_bytes = indptr.nbytes + indices.nbytes
@@ -102,8 +108,7 @@ class Topology:
     def _open_cached(self, plan: Plan, folder: Path, rank: int) -> None:
         graph = self.graph
         found = read_lists(plan, folder, graph.num_nodes, rank)
-        # A GPU's plan that is drawn on cores, to count: as the GPU would read.
-        numbers = found.numbers if self._on_gpu else _without_peers(found.numbers)
+        numbers = _without_peers(found.numbers)
         held = np.flatnonzero(numbers == 0)
         indices = graph.indices
         if (numbers == 2).any():

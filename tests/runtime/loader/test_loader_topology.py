@@ -201,6 +201,26 @@ def test_every_policy_gives_the_loaders_batches(small_graph: Graph, tmp_path: Pa
         loader.close()
 
 
+@pytest.mark.parametrize("policy", ["replicated", "cached"])
+def test_cores_that_draw_for_a_gpu_copy_no_lists_to_the_host(
+    policy: Literal["replicated", "cached"], small_graph: Graph, tmp_path: Path
+) -> None:
+    if policy == "cached":
+        _cached_plan(small_graph, tmp_path, _hot(small_graph))
+    else:
+        make_plan(small_graph, tmp_path, topology=TopologyPlacement(policy=policy))
+    plan = load_plan(tmp_path)
+    gpu = dataclasses.replace(plan.strategy.devices[0], kind="cuda")
+    plan = dataclasses.replace(plan, strategy=dataclasses.replace(plan.strategy, devices=[gpu]))
+    graph = open_graph(small_graph.path, validate=False)
+    found = Topology(graph, plan, tmp_path, 0)
+    assert found.graph.indices is graph.indices
+    assert found.resident_bytes == (small_graph.num_nodes if policy == "cached" else 0)
+    sampler = build_sampler(Sampler(), graph.indptr, graph.indices, [5], 0)
+    batch = found.counted(sampler, "neighbor").sample(_hot(small_graph)[:9], epoch=0, step=0)
+    assert batch.lists_by_source == {"own": 9}
+
+
 def test_wrong_topology_tables_are_refused(small_graph: Graph, tmp_path: Path) -> None:
     own = _hot(small_graph, 20)
     codes, _ = cached_arrays(small_graph.num_nodes, own)
