@@ -13,6 +13,7 @@ import pytest
 
 from gnnplan.planner import pipeline
 from gnnplan.planner.assemble import assemble
+from gnnplan.planner.cost.model import fixed_parts
 from gnnplan.planner.machine.model import MachineModel
 from gnnplan.planner.profile.cache import Profile
 from gnnplan.planner.profile.draws import GraphDraws
@@ -92,8 +93,12 @@ def test_fixed_rows_and_local_neighbours(opened, small_graph: Graph, tmp_path: P
         chosen = found[factor]
         plan, rows = run(search, explored, chosen, small_graph, tmp_path / str(factor))
         measured[factor] = shares(rows)
-        # Of the same memory LAS keeps a byte per node, of 64-byte rows.
-        taken = 0 if factor is None else math.ceil(small_graph.num_nodes / 64)
+        # Of the same memory LAS keeps a byte per node, and draws in more; rows have 64 bytes.
+        parts, plain = (
+            fixed_parts(search.request, each.candidate, 0, 4) for each in (chosen, found[None])
+        )
+        assert parts.get("sampler tables", 0) == (0 if factor is None else small_graph.num_nodes)
+        taken = math.ceil((sum(parts.values()) - sum(plain.values())) / 64)
         assert plan.strategy.features.own_rows == [1000 - taken]
         assert plan.strategy.sampler.name == ("neighbor" if factor is None else "las")
         predicted = chosen.placed.rows.ranks[0]
