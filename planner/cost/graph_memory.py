@@ -5,6 +5,7 @@ batches the host draws keeps none of them.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from gnnplan.planner.candidate import Candidate
 from gnnplan.planner.cost.memory import TRAINING_BATCHES, BatchTail, tail
@@ -18,12 +19,15 @@ from gnnplan.planner.cost.rates import (
 from gnnplan.planner.cost.request import Request, sampler_of
 from gnnplan.planner.workload import BatchProfile, Spread
 from gnnplan.runtime.graph.dataset import is_typed
+from gnnplan.runtime.models import product_comes_first
 from gnnplan.runtime.plan.schema import Sampler, Workload
 from gnnplan.runtime.sampling.choose.uniform import in_lanes
 from gnnplan.runtime.sampling.registry import (
     DrawBytes,
+    Estimator,
     find_sampler,
     is_default,
+    law_of,
     parameters_of,
     why_on_host,
 )
@@ -100,6 +104,81 @@ def sampling_bytes(request: Request, candidate: Candidate, batch: BatchProfile) 
     sampler = sampler_of(request.user_sampler, candidate)
     each = _workspace_bytes(request, sampler, batch)
     return _threads(candidate) * each + draw_bytes(request, candidate, batch, on_gpu=False)
+
+
+@dataclass(frozen=True, slots=True)
+class _BlockSizes:
+    """Sizes of one block of the largest batch."""
+
+    rows: float
+    sources: float
+    edges: float
+    """Number of edges, with the self-loops that the model's blocks have."""
+
+
+def block_bytes(request: Request, candidate: Candidate, batch: BatchProfile) -> float:
+    """Return the bytes of the largest batch's blocks, as the loader hands them out.
+
+    sum 8 (T n + 1) + 4 e over blocks of n rows, T edge types and e edges, and 4 e more where edges
+    have weights. Nested blocks are parts of the outermost, but GCN, and ranks that share a batch,
+    make its own of each.
+    """
+    work, types = request.workload, max(1, len(batch.edge_types))
+    gcn = work.model == "gcn"
+    law = law_of(sampler_of(request.user_sampler, candidate))
+    weighted = gcn or law.estimator is not Estimator.PLAIN
+    blocks = _blocks(request, batch)
+    apart = gcn or request.every_hop or candidate.batching == "cooperative"
+    held = blocks if apart else blocks[:1]
+    ends = types + 1 if types > 1 else 1
+    size = sum(8 * (ends * each.rows + 1) + (4 + 4 * weighted) * each.edges for each in held)
+    return size + (TYPE_BYTES * held[0].sources if batch.node_types else 0)
+
+
+def step_parts(request: Request, batch: BatchProfile) -> dict[str, int]:
+    """Return the bytes that a step on cores makes of its batch's blocks.
+
+    8 (n + 1) + 8 e of a block of n sources and e edges, whose gradients go by source, and 8 n more
+    while it is made: of all but the outermost, whose inputs need none where they are summed first.
+    GAT joins self-loops to blocks in their place. Of T edge types each has its own block, and its
+    own by source.
+    """
+    work, types = request.workload, max(1, len(batch.edge_types))
+    size = making = 0.0
+    for layer, each in enumerate(_blocks(request, batch)):
+        if work.model == "gat":
+            size += 8 * (each.rows + 1) + 4 * (each.edges + each.rows)
+            continue
+        if types > 1:
+            size += 8 * types * (each.rows + 1) + 4 * each.edges
+        if layer > 0 or _product_first(request, each, types):
+            size += 8 * types * (each.sources + 1) + 8 * each.edges
+            making = max(making, 8 * each.sources)
+    return {"blocks by source": round(size + making)}
+
+
+def _product_first(request: Request, block: _BlockSizes, types: int) -> bool:
+    """Return whether the first layer multiplies its inputs before it sums them."""
+    work, graph = request.workload, request.graph
+    outputs = work.hidden if work.num_layers > 1 or graph.task == "link" else graph.num_classes
+    if work.precision != "float32" or work.model == "rgcn":
+        return True  # of edge types the inputs are mapped first, so they need gradients
+    return product_comes_first(
+        round(block.sources), round(block.rows), block.edges / types, graph.feature_dim, outputs,
+        device="cpu", trains=True, inner=False,
+    )  # fmt: skip
+
+
+def _blocks(request: Request, batch: BatchProfile) -> list[_BlockSizes]:
+    """Return the blocks of the largest batch, outermost first."""
+    vertices = _tails(batch, batch.vertices)[::-1]
+    loops = request.workload.model == "gcn"
+    return [
+        _BlockSizes(rows, sources, edges + loops * rows)
+        for edges, sources, rows in zip(
+            _tails(batch, batch.block_edges), vertices[:-1], vertices[1:], strict=True
+        )
+    ]
 
 
 def _workspace_bytes(request: Request, sampler: Sampler, batch: BatchProfile) -> int:

@@ -8,7 +8,12 @@ blocks are on the host too.
 import math
 
 from gnnplan.planner.candidate import Candidate, PlacedRows
-from gnnplan.planner.cost.graph_memory import draws_on_gpu, node_parts, sampling_bytes
+from gnnplan.planner.cost.graph_memory import (
+    block_bytes,
+    draws_on_gpu,
+    node_parts,
+    sampling_bytes,
+)
 from gnnplan.planner.cost.memory import (
     BatchTail,
     batch_bytes,
@@ -108,12 +113,12 @@ def drawn_parts(request: Request, candidate: Candidate) -> dict[str, int]:
     seeds = seeds_per_rank(batch_size, candidate.num_ranks)
     batch = request.profile.batch(seeds)
     largest = BatchTail.of(batch)
-    vertices, edges, nodes = largest.vertices, largest.edges, graph.num_nodes
+    vertices, nodes = largest.vertices, graph.num_nodes
     ahead = candidate.prefetch_depth if threads else 0
     live = live_batches(ahead, steps_per_epoch(graph.num_train, batch_size))
     parts = {
         "sampling": sampling_bytes(request, candidate, batch),
-        "batches": batch_bytes(vertices, edges, 0, live),
+        "batches": batch_bytes(vertices, block_bytes(request, candidate, batch), 0, live),
         **node_parts(request, candidate),
     }
     if request.sparse:

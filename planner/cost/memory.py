@@ -57,13 +57,15 @@ def live_batches(ahead: int, steps_per_epoch: int) -> int:
     return max(1, min(1 + ahead, steps_per_epoch))
 
 
-def batch_bytes(tail_vertices: float, tail_edges: float, row_bytes: int, buffers: int) -> int:
-    """Return the bytes of rows, ids and edges of the batches alive at once, at the tail.
+def batch_bytes(
+    tail_vertices: float, block_bytes: float | int, row_bytes: int, buffers: int
+) -> int:
+    """Return the bytes of rows, ids and blocks of the batches alive at once, at the tail.
 
-    >>> batch_bytes(100.0, 1000.0, 400, 3)
+    >>> batch_bytes(100.0, 4000.0, 400, 3)
     134400
     """
-    return round(buffers * (tail_vertices * (row_bytes + 8) + 4 * tail_edges))
+    return round(buffers * (tail_vertices * (row_bytes + 8) + block_bytes))
 
 
 def sum_parts(parts: Mapping[str, int], capacity: int) -> MemoryUse:
@@ -188,10 +190,12 @@ def common_parts(
     steps_per_epoch: int,
     *,
     handed_row_bytes: int,
+    block_bytes: float,
 ) -> dict[str, int]:
     """Return the bytes of a rank that do not depend on its processor.
 
-    Threads and prefetch depth set how many batches, with rows of `handed_row_bytes`, live at once.
+    Threads and prefetch depth set how many batches, with rows of `handed_row_bytes` and blocks of
+    `block_bytes` in all, live at once.
     """
     largest = BatchTail.of(batch)
     ahead = candidate.prefetch_depth if candidate.threads.sample else 0
@@ -199,7 +203,7 @@ def common_parts(
     return {
         "model and optimizer": model_bytes(timing.num_parameters),
         "activations": round(timing.activation_bytes * largest.scale),
-        "batches": batch_bytes(largest.vertices, largest.edges, handed_row_bytes, buffers),
+        "batches": batch_bytes(largest.vertices, block_bytes, handed_row_bytes, buffers),
         "location table": graph.num_nodes * code_bytes,
     } | ({"stack of batches": candidate.bulk_bytes} if candidate.bulk_batches > 1 else {})
 

@@ -81,11 +81,13 @@ def _gcn_block(indptr, indices, e_id, weight, full, inverse_root, out_indptr, ar
             mean = weight[e] if weight.shape[0] > 0 else np.float32(1) / drawn
             out_indices[position] = j
             out_weight[position] = full[i] * mean * inverse_root[i] * inverse_root[j]
-            out_e_id[position] = e_id[e] if e_id.shape[0] > 0 else -1
+            if e_id.shape[0] > 0:
+                out_e_id[position] = e_id[e]
             position += 1
         out_indices[position] = i
         out_weight[position] = inverse_root[i] * inverse_root[i]
-        out_e_id[position] = -1
+        if e_id.shape[0] > 0:
+            out_e_id[position] = -1
         position += 1
         out_indptr[i + 1] = position
     return position
@@ -98,7 +100,7 @@ def _with_gcn_weights(
     capacity = num_edges + block.num_dst
     indptr = np.empty(block.num_dst + 1, np.int64)
     indices = np.empty(capacity, np.int32)
-    e_id = np.empty(capacity, np.int64)
+    e_id = np.empty(capacity if block.e_id is not None else 0, np.int64)
     weight = np.empty(capacity, np.float32)
     length = _gcn_block(
         block.indptr[: block.num_dst + 1],

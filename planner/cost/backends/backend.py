@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from gnnplan.planner.candidate import Candidate, PlacedRows
 from gnnplan.planner.cost.backends.gpu_lanes import captured_bytes
-from gnnplan.planner.cost.graph_memory import draws_on_gpu
+from gnnplan.planner.cost.graph_memory import block_bytes, draws_on_gpu
 from gnnplan.planner.cost.link_use import link_of
 from gnnplan.planner.cost.memory import common_parts
 from gnnplan.planner.cost.rank_times import RankTimes, RankWork, StageTime
@@ -150,6 +150,7 @@ class Backend(ABC):
         common = common_parts(
             candidate, graph, batch, timing, code_bytes, steps,
             handed_row_bytes=handed_row_bytes(request, candidate),
+            block_bytes=block_bytes(request, candidate, batch),
         )  # fmt: skip
         return common | self.own_parts(request, candidate, batch, rank, reads_peers=reads_peers)
 

@@ -12,7 +12,7 @@ from gnnplan.planner.cost.backends.backend import (
     timing_of,
 )
 from gnnplan.planner.cost.backends.gpu_lanes import step_compute
-from gnnplan.planner.cost.graph_memory import host_parts, node_parts, sampling_bytes
+from gnnplan.planner.cost.graph_memory import host_parts, node_parts, sampling_bytes, step_parts
 from gnnplan.planner.cost.host_memory import disk_parts, gather_parts, ordered_parts
 from gnnplan.planner.cost.memory import ID_BYTES, core_parts, memory_use, peer_bytes
 from gnnplan.planner.cost.rank_times import DeviceTimes, RankTimes, RankWork, StageTime
@@ -113,7 +113,7 @@ class CoresBackend(Backend):
         parts = core_parts(candidate, request.graph, batch, process)
         parts["sampling"] = sampling_bytes(request, candidate, batch)
         parts |= node_parts(request, candidate) | ordered_parts(request, candidate)
-        parts |= gather_parts(candidate, batch)
+        parts |= gather_parts(candidate, batch) | step_parts(request, batch)
         if reads_peers:
             parts["rows of peers"] = peer_bytes(candidate, batch, row_bytes(request.graph))
         return parts

@@ -232,6 +232,7 @@ def test_memory_of_gpus_and_hosts_by_hand():
             4,
             100,
             handed_row_bytes=4 * GRAPH.feature_dim,
+            block_bytes=4000.0,
         )
         | gpu_parts(chosen, GRAPH, batch_profile(100), machine, r, Budgets())
         | graph_parts(replace(request(machine), graph=GRAPH), chosen, batch_profile(100))

@@ -8,7 +8,7 @@ from threading import Thread
 import numpy as np
 import pytest
 
-from gnnplan.planner.cost.graph_memory import sampling_bytes
+from gnnplan.planner.cost.graph_memory import block_bytes, sampling_bytes
 from gnnplan.planner.cost.host_memory import (
     DISK_BUDGET_BYTES,
     disk_bytes,
@@ -129,7 +129,7 @@ def test_rows_that_cores_gather_for_a_gpu_lie_in_its_ring_of_page_locked_buffers
     locked = sum(locked_bytes(buffer.nbytes) for buffer in ring._buffers)
     assert len(rows_alive) == ahead + 2
     parts = drawn_parts(asked, one)
-    blocks = batch_bytes(most, BatchTail.of(asked.profile.batch(BATCH)).edges, 0, 1 + ahead)
+    blocks = batch_bytes(most, block_bytes(asked, one, asked.profile.batch(BATCH)), 0, 1 + ahead)
     assert parts["batches"] == locked + blocks
     assert parts["location table"] == 4 * NODES
     without = predict(replace(asked, sparse=False), one, rows(host=1e4)).memory_bytes["host0"]
@@ -146,7 +146,7 @@ def test_cores_that_draw_for_a_gpu_have_tables_and_blocks_on_the_host(siton: Mac
     parts = drawn_parts(asked, ON_GPU)
     assert parts == {
         "sampling": sampling_bytes(asked, ON_GPU, asked.profile.batch(BATCH)),
-        "batches": batch_bytes(largest.vertices, largest.edges, 0, 1),
+        "batches": batch_bytes(largest.vertices, 8 * 4_001 + 8 * 20_000, 0, 1),
         "sampler tables": NODES,
     }
     found = predict(asked, ON_GPU, rows(host=1e4)).memory_bytes["host0"].parts

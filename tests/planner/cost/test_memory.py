@@ -7,8 +7,16 @@ from typing import Any, Literal
 
 import numpy as np
 import pytest
+import torch
 
-from gnnplan.planner.cost.graph_memory import draw_bytes, host_parts, node_parts, sampling_bytes
+from gnnplan.planner.cost.graph_memory import (
+    block_bytes,
+    draw_bytes,
+    host_parts,
+    node_parts,
+    sampling_bytes,
+    step_parts,
+)
 from gnnplan.planner.cost.memory import (
     batch_bytes,
     model_bytes,
@@ -19,9 +27,12 @@ from gnnplan.planner.cost.request import Request as PlanningRequest
 from gnnplan.planner.pipeline import graph_ref
 from gnnplan.planner.workload import BatchProfile, Spread
 from gnnplan.runtime.comm.collectives import Communicator
-from gnnplan.runtime.graph.dataset import Graph, types_of
+from gnnplan.runtime.graph.dataset import Graph, GraphTypes, types_of
 from gnnplan.runtime.graph.generate import generate_typed
 from gnnplan.runtime.loader.loader import PlannedLoader
+from gnnplan.runtime.models.adjacency import torch_blocks
+from gnnplan.runtime.models.build import build_model
+from gnnplan.runtime.models.weights import count_degrees, fill_weights
 from gnnplan.runtime.plan.schema import Sampler
 from gnnplan.runtime.sampling.build import build_sampler
 from gnnplan.runtime.sampling.exclusion import ExcludingSampler
@@ -43,7 +54,8 @@ def test_memory_parts_add_up_by_hand() -> None:
         "activations": 1_000_000,
         # 4,000 rows, and with fan-out 10 of the last 3,000 up to 35,000 edges and 34,000 nodes.
         "sampling": 4 * NODES + 8 * (5_001 + 42_580) + 4 * 43_830 + 12 * 64,
-        "batches": 10_000 * 408 + 4 * 20_000,
+        "batches": 10_000 * 408 + 8 * 4_001 + 4 * 20_000,
+        "blocks by source": 8 * (4_001 + 5_000) + 8 * 4_000,  # of the inner: wide layers sum first
         "location table": 4 * NODES,
         "seeds": 8 * (3 * 10_000 + 2**14),
         "gather": 33 * 12_500,
@@ -269,6 +281,48 @@ def test_workspaces_of_typed_graphs_and_links_are_counted(
         assert size == pytest.approx(made._workspace().nbytes, abs=200)
 
 
+MODELS = [("sage", {}), ("gcn", {}), ("gat", {}), ("sage", {"hidden": 64}), ("rgcn", {})]
+
+
+@pytest.mark.parametrize("dialect", ["first_seen", "every_hop"])
+@pytest.mark.parametrize(("model", "changes"), MODELS, ids=str)
+def test_blocks_are_counted_as_loaders_and_steps_on_cores_hold_them(
+    model: str, changes: dict[str, Any], dialect: Literal["first_seen", "every_hop"]
+) -> None:
+    lists, seeds, dim = uniform_graph(20_000, 30), np.arange(2000), 40
+    options: dict[str, Any] = {"model": model, "hidden": 16, "fanouts": [6, 5], **changes}
+    workload = replace(request().workload, **options)
+    named = Sampler(name="neighbor" if model == "gat" else "labor", dialect=dialect)
+    made: Any = build_sampler(named, *lists, [6, 5], 0)
+    if model == "rgcn":
+        named, kinds = Sampler(dialect=dialect), np.arange(lists[1].size) % 3
+        made = TypedSampler(*lists, kinds, [[3, 2]] * 3, dialect=Dialect(dialect))
+    batch = made.sample(seeds, epoch=0, step=0)
+    found = replace(profiled(batch, 30), edge_types=[1 / 3] * 3 * (model == "rgcn"))
+    batch = fill_weights(batch, workload, count_degrees(*lists)[0])
+    graph = replace(GRAPH, num_nodes=20_000, feature_dim=dim, num_classes=7)
+    asked = replace(
+        request(), graph=graph, workload=workload, user_sampler=named,
+        every_hop=dialect == "every_hop",
+    )  # fmt: skip
+    apart = batch.blocks if model == "gcn" or asked.every_hop else batch.blocks[:1]
+    names = ("indptr", "indices", "weight", "relation_ptr")
+    held = [getattr(block, name) for block in apart for name in names]
+    held_size = sum(each.nbytes for each in held if each is not None)
+    # Of a row whose drawn neighbours are itself one edge goes for the self-loop that comes.
+    assert block_bytes(asked, candidate(), found) == pytest.approx(held_size, rel=0.001)
+    types = GraphTypes(edge_types=["a", "b", "c"], node_types=["v"], widths=[dim])
+    module: Any = build_model(workload, dim, 7, "multiclass", types=types)
+    x = torch.rand(len(batch.n_id), dim)
+    for _ in range(2):  # the first compiles
+        blocks = torch_blocks(batch)
+        tracemalloc.start()
+        module(x, blocks).sum().backward()
+        peak = tracemalloc.get_traced_memory()[1]  # of numpy's arrays, not torch's
+        tracemalloc.stop()
+    assert step_parts(asked, found)["blocks by source"] == pytest.approx(peak, abs=20_000)
+
+
 def test_gcns_degrees_are_counted_on_cores() -> None:
     asked = replace(request(), workload=replace(request().workload, model="gcn"))
     found = predict(asked, candidate(), rows(host=1e4)).memory_bytes["rank0"].parts
@@ -293,4 +347,4 @@ class TestMemory:
 
     def test_parts(self) -> None:
         assert model_bytes(1000) == 16_000
-        assert batch_bytes(100.0, 1000.0, 400, 3) == 3 * (100 * 408 + 4000)
+        assert batch_bytes(100.0, 4000.0, 400, 3) == 3 * (100 * 408 + 4000)
