@@ -56,6 +56,8 @@ from gnnplan.runtime.stages import Stage
 
 ID_BYTES = 8
 FLOAT_BYTES = 4
+SENT_ROOM = 1.25
+"""Rows of the buffer of rows to send over those sent."""
 HASHED = 8
 """Words of a GPU's hash tables per numbered vertex."""
 
@@ -79,17 +81,21 @@ def exchange_parts(part: Part, row_bytes: int, num_nodes: int) -> dict[str, int]
     """Return the bytes that a rank needs beside an independent one's.
 
     Every hop's sampler has a workspace, of which the rank's sampling counts one table; own and
-    remote vertices are numbered in two more. Ids and places of a hop's rows, and rows in transit,
-    are stored once more.
+    remote vertices are numbered in two more. Ids and places of a hop's rows are stored once more,
+    and rows to send, of `row_bytes` in float32, in a buffer with a quarter to spare.
     """
     ids = sum(3 * ID_BYTES * (own + n) for own, n in zip(part.own[1:], part.remote, strict=True))
-    numbered = ((part.own[-1], max(part.drawn)), (max(part.remote), max(part.remote)))
-    room = [(0.0, own) for own in part.own[2:]] + [(new, known) for known, new in numbered]
+    asked = max(part.asked)
+    own = max(asked, *(n - m for n, m in zip(part.drawn, part.asked, strict=True)))
+    room = [(own, part.own[-1] + asked), (asked, max(part.remote) + asked)]
+    room += [(0.0, known) for known in part.own[1:-1]]
     tables = sum(
-        workspace_bytes(num_nodes, ID_BYTES, rows=0, edges=round(new), nodes=round(known))
+        workspace_bytes(
+            num_nodes, ID_BYTES, rows=0, edges=round(new), nodes=round(min(num_nodes, known))
+        )
         for new, known in room
     )
-    return {"exchange": round(tables + ids + part.remote[-1] * row_bytes)}
+    return {"exchange": round(tables + ids + SENT_ROOM * part.remote[-1] * row_bytes)}
 
 
 def gpu_exchange_parts(part: Part, row_bytes: int) -> dict[str, int]:
@@ -136,7 +142,7 @@ class Cooperative(Wrapper):
         part, size = part_for(request, candidate).busiest, row_bytes(graph)
         if candidate.gpus:
             return parts | gpu_exchange_parts(part, size)
-        return parts | exchange_parts(part, size, graph.num_nodes)
+        return parts | exchange_parts(part, FLOAT_BYTES * graph.feature_dim, graph.num_nodes)
 
     def exchanged_bytes(self, request: Request, candidate: Candidate) -> float:
         """Return the bytes of ids, feature rows and hidden rows that ranks exchange per step."""

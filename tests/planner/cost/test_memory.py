@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from gnnplan.planner.cost.backends.cooperative import exchange_parts
 from gnnplan.planner.cost.graph_memory import (
     block_bytes,
     draw_bytes,
@@ -23,7 +24,7 @@ from gnnplan.planner.cost.memory import (
     tail,
 )
 from gnnplan.planner.cost.model import predict
-from gnnplan.planner.cost.request import Request as PlanningRequest
+from gnnplan.planner.cost.request import Part, Request as PlanningRequest
 from gnnplan.planner.pipeline import graph_ref
 from gnnplan.planner.workload import BatchProfile, Spread
 from gnnplan.runtime.comm.collectives import Communicator
@@ -35,6 +36,8 @@ from gnnplan.runtime.models.build import build_model
 from gnnplan.runtime.models.weights import count_degrees, fill_weights
 from gnnplan.runtime.plan.schema import Sampler
 from gnnplan.runtime.sampling.build import build_sampler
+from gnnplan.runtime.sampling.distributed.cooperative import CooperativeSampler
+from gnnplan.runtime.sampling.distributed.owner import Owners
 from gnnplan.runtime.sampling.exclusion import ExcludingSampler
 from gnnplan.runtime.sampling.memory import Ledger
 from gnnplan.runtime.sampling.minibatch import Dialect, MiniBatch, Request
@@ -321,6 +324,35 @@ def test_blocks_are_counted_as_loaders_and_steps_on_cores_hold_them(
         peak = tracemalloc.get_traced_memory()[1]  # of numpy's arrays, not torch's
         tracemalloc.stop()
     assert step_parts(asked, found)["blocks by source"] == pytest.approx(peak, abs=20_000)
+
+
+@pytest.mark.parametrize("dialect", ["first_seen", "every_hop"])
+def test_tables_of_shared_batches_are_counted(dialect: Literal["first_seen", "every_hop"]) -> None:
+    nodes, seeds = 60_000, np.arange(600)
+    lists, owners = uniform_graph(nodes, 20), Owners(2, num_nodes=nodes)
+
+    def rank(comm: Communicator) -> tuple[MiniBatch, int]:
+        named = Sampler(dialect=dialect)
+        made = CooperativeSampler(named, *lists, [8, 8], 0, owners=owners, comm=comm)
+        batch = made.sample(seeds[owners.of(seeds) == comm.rank], epoch=0, step=0)
+        numbered = (made._frontier._own, made._frontier._remote)
+        spaces = [each._space for each in numbered] + [hop._workspace() for hop in made._hops]
+        return batch, sum(space.nbytes for space in spaces)
+
+    batch, held = run_in_process(2, rank)[0]
+    own = [float(n) for n in np.cumsum(batch.num_sampled_nodes)]
+    remote = [float(each.num_remote) for each in reversed(batch.exchanges)]
+    asked = remote if dialect == "every_hop" else [remote[0], remote[1] - remote[0]]
+    edges = [float(n) for n in batch.num_sampled_edges]
+    drawn = [min(e, n + m) for e, n, m in zip(edges, own[1:], remote, strict=True)]
+    part = Part(own=own, edges=edges, remote=remote, asked=asked, drawn=drawn, expanded=own[:-1])
+    found = replace(profiled(batch, 20), vertices=[exactly(n) for n in own])
+    work = replace(request().workload, fanouts=[8, 8])
+    graph = replace(GRAPH, num_nodes=nodes)
+    asking = replace(request(), graph=graph, workload=work, every_hop=dialect == "every_hop")
+    ids = sum(24 * (n + m) for n, m in zip(own[1:], remote, strict=True))
+    size = sampling_bytes(asking, candidate(), found) + exchange_parts(part, 0, nodes)["exchange"]
+    assert held <= size - ids <= 1.2 * held
 
 
 def test_gcns_degrees_are_counted_on_cores() -> None:
