@@ -56,7 +56,8 @@ def room_of(case: Case, graph: Graph, fixtures: Fixtures) -> int | None:
     if room is None or plans_gpus(MACHINES[case.machine]()):
         return room
     name = case.sampler.split("-")[0]
-    draws = SAMPLERS[name].draw_bytes * graph.num_nodes if name in SAMPLERS else 0
+    spec = SAMPLERS.get(name)
+    draws = spec.draw_bytes(spec.parameters, False).node * graph.num_nodes if spec else 0
     room += draws + order_bytes(graph.num_train, links=str(graph.task) == "link")
     if case.room == "disk":
         room += staging_bytes(graph.num_nodes, row_bytes(graph), DISK_BUDGET_BYTES)
