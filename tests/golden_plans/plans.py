@@ -10,12 +10,14 @@ from typing import Any
 
 from gnnplan.planner import pipeline
 from gnnplan.planner.cost.host_memory import DISK_BUDGET_BYTES
-from gnnplan.planner.cost.request import row_bytes
+from gnnplan.planner.cost.memory import BatchTail
+from gnnplan.planner.cost.request import row_bytes, seeds_per_rank
 from gnnplan.planner.search.dimensions.ranks import plans_gpus
 from gnnplan.planner.settings import PlanSettings
 from gnnplan.runtime import codec
 from gnnplan.runtime.errors import GnnplanError
 from gnnplan.runtime.features.disk import staging_bytes
+from gnnplan.runtime.features.location import scratch_bytes
 from gnnplan.runtime.graph.dataset import Graph
 from gnnplan.runtime.plan.schema import Plan
 from gnnplan.runtime.sampling.registry import SAMPLERS
@@ -50,7 +52,8 @@ def make_plan(case: Case, settings: PlanSettings, graph: Graph, out: Path) -> Pl
 def room_of(case: Case, graph: Graph, fixtures: Fixtures) -> int | None:
     """Bytes of a rank's memory where it is tight: those kept, and what cores count besides.
 
-    Rooms were kept before the order of seeds, tables of a draw, and reads of the disk were counted.
+    Rooms were kept before the order of seeds, tables of a draw, reads of the disk, and all that
+    threads make of a batch were counted.
     """
     room = fixtures.room(case.profile)
     if room is None or plans_gpus(MACHINES[case.machine]()):
@@ -59,6 +62,11 @@ def room_of(case: Case, graph: Graph, fixtures: Fixtures) -> int | None:
     spec = SAMPLERS.get(name)
     draws = spec.draw_bytes(spec.parameters, False).node * graph.num_nodes if spec else 0
     room += draws + order_bytes(graph.num_train, links=str(graph.task) == "link")
+    if case.mode != "full-graph":
+        batches = fixtures.take(case.profile)[0].numbers.batches
+        seeds = seeds_per_rank(case.settings().workload.batch_size, case.ranks)
+        largest = BatchTail.of(min(batches, key=lambda each: abs(each.seeds_per_rank - seeds)))
+        room += scratch_bytes(round(largest.vertices)) + round(64 * largest.edges)
     if case.room == "disk":
         room += staging_bytes(graph.num_nodes, row_bytes(graph), DISK_BUDGET_BYTES)
     return room
