@@ -112,6 +112,8 @@ FIRST_BYTES = 8
 """Bytes of a GPU's cache directory per node beside its codes: the first place in a batch."""
 DECIDED_BYTES = 128
 """Bytes per row of a batch in which a GPU decides what its cache keeps."""
+CORE_DECIDED_BYTES = 56
+"""Bytes per row of a batch in which cores decide that, and put the rows together."""
 DIRECTORY_BYTES = 4
 """Bytes of a cache's directory per node: its slot."""
 STAGING = 1.25
@@ -216,7 +218,8 @@ def core_parts(
     parts = {"context": process.resident_bytes}
     if candidate.cache is not None:
         staged = round(STAGING * largest.vertices * 4 * graph.feature_dim)
-        parts["cache directory"] = DIRECTORY_BYTES * nodes + staged
+        decided = round(CORE_DECIDED_BYTES * largest.vertices)
+        parts["cache directory"] = DIRECTORY_BYTES * nodes + staged + decided
     return parts
 
 

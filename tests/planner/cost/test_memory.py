@@ -19,6 +19,7 @@ from gnnplan.planner.cost.graph_memory import (
     step_parts,
 )
 from gnnplan.planner.cost.memory import (
+    BatchTail,
     batch_bytes,
     model_bytes,
     tail,
@@ -28,13 +29,17 @@ from gnnplan.planner.cost.request import Part, Request as PlanningRequest
 from gnnplan.planner.pipeline import graph_ref
 from gnnplan.planner.workload import BatchProfile, Spread
 from gnnplan.runtime.comm.collectives import Communicator
+from gnnplan.runtime.features.cache import CachedFeatureStore
+from gnnplan.runtime.features.location import LocationTable, encode
+from gnnplan.runtime.features.store import FeatureStore
+from gnnplan.runtime.features.tier import Dense
 from gnnplan.runtime.graph.dataset import Graph, GraphTypes, types_of
 from gnnplan.runtime.graph.generate import generate_typed
 from gnnplan.runtime.loader.loader import PlannedLoader
 from gnnplan.runtime.models.adjacency import torch_blocks
 from gnnplan.runtime.models.build import build_model
 from gnnplan.runtime.models.weights import count_degrees, fill_weights
-from gnnplan.runtime.plan.schema import Sampler
+from gnnplan.runtime.plan.schema import Sampler, Source
 from gnnplan.runtime.sampling.build import build_sampler
 from gnnplan.runtime.sampling.distributed.cooperative import CooperativeSampler
 from gnnplan.runtime.sampling.distributed.owner import Owners
@@ -353,6 +358,25 @@ def test_tables_of_shared_batches_are_counted(dialect: Literal["first_seen", "ev
     ids = sum(24 * (n + m) for n, m in zip(own[1:], remote, strict=True))
     size = sampling_bytes(asking, candidate(), found) + exchange_parts(part, 0, nodes)["exchange"]
     assert held <= size - ids <= 1.2 * held
+
+
+def test_a_cache_decides_in_bytes_that_are_counted() -> None:
+    cached = candidate().with_policy("lru")
+    most = round(BatchTail.of(request().profile.batch(BATCH)).vertices)
+    ids, out = np.arange(most), np.empty((most, 100), np.float32)
+    location = LocationTable(
+        encode(np.zeros(NODES, np.int64), np.arange(NODES)), [Source(kind="host")]
+    )
+    dense = {0: Dense("host", np.zeros((NODES, 100), np.float32), private=False)}
+    below = FeatureStore(location, dense, [], 100)
+    store = CachedFeatureStore(below, location, rank=0, policy="lru", num_slots=1000)
+    for first in (0, 0, 500):  # the first read compiles, and makes what is kept
+        tracemalloc.start()
+        store.read(ids + first, out)
+        decided = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    found = price(cached, rows(host=1e4)).memory_bytes["rank0"].parts["cache directory"]
+    assert found == pytest.approx(4 * NODES + 1.25 * most * 400 + decided, abs=12_000)
 
 
 def test_gcns_degrees_are_counted_on_cores() -> None:
