@@ -321,7 +321,7 @@ def test_blocks_are_counted_as_loaders_and_steps_on_cores_hold_them(
     assert block_bytes(asked, candidate(), found) == pytest.approx(held_size, rel=0.001)
     types = GraphTypes(edge_types=["a", "b", "c"], node_types=["v"], widths=[dim])
     module: Any = build_model(workload, dim, 7, "multiclass", types=types)
-    x = torch.rand(len(batch.n_id), dim)
+    x, peak = torch.rand(len(batch.n_id), dim), 0
     for _ in range(2):  # the first compiles
         blocks = torch_blocks(batch)
         tracemalloc.start()
