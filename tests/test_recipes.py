@@ -316,14 +316,14 @@ def test_a_flag_that_limits_plans_touches_the_files_of_its_row(tmp_path: Path) -
     assert all(f"`{name}`" in row for name in LIMIT_EDITS)
     furnish(tmp_path, LIMIT_EDITS)
     traffic = json.loads((plan(tmp_path) / "plan.json").read_text())["prediction"]["traffic_bytes"]
-    batches = "--machine cpu-2core --fanouts 3,3 --hidden 8 --batch-size 64".split()
+    batches = ["--machine", "cpu-2core", "--fanouts", "3,3", "--hidden", "8", "--batch-size", "64"]
     asked = ["-m", "planner", "plan", "graph", "--most-traffic"]
     run(tmp_path, *asked, f"{int(sum(traffic.values())) + 1}", "-o", "few", *batches)
     lost = json.loads((tmp_path / "few/plan.json").read_text())["alternatives"]
     refused = [each for each in lost if "more than --most-traffic allows" in each["why"]]
     assert refused
     assert all(each["step_seconds"] is None for each in refused)
-    whole = "--machine cpu-2core --mode full-graph --quick --devices 2".split()
+    whole = ["--machine", "cpu-2core", "--mode", "full-graph", "--quick", "--devices", "2"]
     for words in ([*batches, "--devices", "2"], whole):
         line = run(tmp_path, *asked, "0", "-o", "none", *words, status=3)
         assert "more than --most-traffic allows" in line
