@@ -123,6 +123,7 @@ class PlanSettings:
         int | None,
         Setting(
             help="Number of ranks.",
+            profiled=False,
             unset="the fastest, from 1 to the cores or GPUs",
             range=_COUNT,
             label="Ranks",
@@ -148,6 +149,7 @@ class PlanSettings:
         int | None,
         Setting(
             help="Memory each device may use, for its copies of rows and all else.",
+            profiled=False,
             how="such as 8GiB",
             unset="measured",
             range=_BYTES,
@@ -158,6 +160,7 @@ class PlanSettings:
         int | None,
         Setting(
             help="Memory of a host that may be used.",
+            profiled=False,
             how="such as 64GiB",
             unset="measured",
             range=_BYTES,
@@ -248,6 +251,7 @@ class PlanSettings:
         str,
         Setting(
             help="Placement policy; auto prices several and keeps the best.",
+            profiled=False,
             how=f"names are {', '.join(POLICIES)}",
             more="none reads all from the host; joint is a linear programme over features and "
             "topology; lru and clock are caches that fill themselves.",
@@ -328,6 +332,7 @@ class PlanSettings:
         int | None,
         Setting(
             help="Epochs of the training that is planned; measuring may take a tenth of it.",
+            profiled=False,
             unset="50",
             range=Range(least=1, most=1_000_000),
             label="Epochs to come",

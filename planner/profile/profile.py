@@ -43,6 +43,7 @@ from gnnplan.runtime import codec
 from gnnplan.runtime.device import machine_fingerprint
 from gnnplan.runtime.errors import warn_once
 from gnnplan.runtime.graph.dataset import Graph, is_typed
+from gnnplan.runtime.plan.setting import Workload, own_fields
 from gnnplan.runtime.process import usable_core_ids
 from gnnplan.runtime.sampling.memory import may_capture
 from gnnplan.runtime.sampling.registry import is_able
@@ -78,12 +79,13 @@ def profile_key(
 ) -> str:
     """Hash everything that decides a profile, with the tables that its factors are of."""
     work = settings.workload
+    apart = {x.name: x.default for x in own_fields(Workload) if not x.setting.profiled}
     decided = [
         VERSION,
         [graph.fingerprint, machine.fingerprint, settings.sampler, settings.dialect],
         [machine.tables.get(name) for name in GATHER_TABLES],
         settings.sampler_parameters,
-        replace(work, learning_rate=0.0, weight_decay=0.0, allow="exact"),
+        replace(work, **apart),
         list(combinations),
         [SCALES, *KEYED, MOST_SAMPLED],
     ]

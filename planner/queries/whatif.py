@@ -46,6 +46,7 @@ from gnnplan.planner.units import counted, scale_number, seconds_text
 from gnnplan.runtime.errors import did_you_mean
 from gnnplan.runtime.graph.dataset import Graph
 from gnnplan.runtime.plan.schema import Interval, MemoryUse, Plan, Prediction
+from gnnplan.runtime.plan.setting import own_fields
 
 TABLES_OF_KIND = {"host": "memory", "disk": "disk", "all_reduce": "exchange"}
 """Group of measured tables that a link shortens, by its kind of traffic (`link_of`)."""
@@ -136,7 +137,7 @@ def search_with(graph: Graph, record: PlanRecord, changed: PlanRecord) -> list[S
     ]
 
 
-PROFILED_APART = ("devices", "device_memory_bytes", "host_memory_bytes", "policy")
+PROFILED_APART = [x.name for x in own_fields(PlanSettings) if not x.setting.profiled]
 """Settings by which a profile is not made otherwise, but for the numbers of ranks that it holds."""
 
 

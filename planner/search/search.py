@@ -295,11 +295,9 @@ class Search(SearchInputs):
             request, placed = dimension.adjust_reads(request, candidate, placed, self.draws)
         prediction = predict(request, candidate, placed.rows)
         candidate, prediction = with_parts(request, candidate, placed.rows, prediction)
+        refusal = find_refusal(self.settings, candidate, prediction)
         return PlacedCandidate(
-            candidate=candidate,
-            prediction=prediction,
-            refusal=find_refusal(self.settings, candidate, prediction),
-            placed=placed,
+            candidate=candidate, prediction=prediction, refusal=refusal, placed=placed
         )
 
     def _request(self, candidate: Candidate) -> Request:
@@ -472,8 +470,9 @@ def best_over_samplers(
     if not found:
         raise failed[0][1]
     best = min(found, key=lambda each: each.chosen.seconds)
-    first = found[0]
-    if first.search is searches[0] and not _worth(best, first):
+    first, noise = found[0], searches[0].request.machine.noise
+    worth = best.chosen.seconds < first.chosen.seconds * (1.0 - noise)
+    if first.search is searches[0] and not worth:
         best = first
     lost = [_alternative(each, best) for each in found if each is not best]
     lost += [
@@ -483,11 +482,6 @@ def best_over_samplers(
     others = [p for each in found if each is not best for p in each.explored.priced]
     elsewhere = [p.seconds for p in others if p.eligible]
     return BestSampler(best=best, lost=lost, elsewhere=elsewhere)
-
-
-def _worth(best: SamplerSearch, first: SamplerSearch) -> bool:
-    noise = first.search.request.machine.noise
-    return best.chosen.seconds < first.chosen.seconds * (1.0 - noise)
 
 
 def _alternative(found: SamplerSearch, best: SamplerSearch) -> Alternative:

@@ -75,6 +75,8 @@ class Setting:
     """Default of flags and requests where it differs from the field's own default; else `...`."""
     surface: Literal["all", "flag", "service"] = "all"
     """Where the field can be set: everywhere, as a flag alone, or in requests alone."""
+    profiled: bool = True
+    """Whether what is drawn and timed of a graph depends on it, beside the ranks that are tried."""
     plan_field: str = ""
     """Field of the plan that takes the value as it was asked, such as `strategy.prefetch_depth`."""
 
@@ -260,11 +262,13 @@ class Workload:
         float,
         Setting(
             help="Adam's learning rate.",
+            profiled=False,
             range=Range(least=0, most=1000, whole=False, above_least=True),
         ),
     ] = 3e-3
     weight_decay: Annotated[
-        float, Setting(help="L2 penalty.", range=Range(least=0, most=1000, whole=False))
+        float,
+        Setting(help="L2 penalty.", profiled=False, range=Range(least=0, most=1000, whole=False)),
     ] = 0.0
     gcn_norm: Annotated[
         Literal["full", "sampled"],
@@ -286,7 +290,11 @@ class Workload:
     ] = 0
     allow: Annotated[
         Literal["exact", "unbiased", "approximate"],
-        Setting(help="How far training statistics may change.", label="Statistics may be"),
+        Setting(
+            help="How far training statistics may change.",
+            profiled=False,
+            label="Statistics may be",
+        ),
     ] = "exact"
     links: Links = field(default_factory=Links)
 
