@@ -181,7 +181,7 @@ class GraphDraws:
         why = self._unusual("sampled batch by batch")
         named = plan_sampler(self.settings)
         return why or keep_answer(
-            ["stack", PILOT, *self._decided(named, num_ranks)], BulkBytes, drawn
+            ["stack", PILOT, STACK_VERSION, *self._decided(named, num_ranks)], BulkBytes, drawn
         )
 
     def stack_rate(self, num_ranks: int) -> Table | str:
@@ -456,3 +456,7 @@ def _write(place: Path, batches: Batches) -> None:
     except BaseException:
         Path(staging).unlink(missing_ok=True)
         raise
+
+
+STACK_VERSION = 2
+"""Version of what stacks are found to take, part of the name of a kept answer."""

@@ -48,7 +48,7 @@ from gnnplan.runtime.process import usable_core_ids
 from gnnplan.runtime.sampling.memory import may_capture
 from gnnplan.runtime.sampling.registry import is_able
 
-VERSION = 49
+VERSION = 50
 """Version of a profile's meaning, part of its key."""
 
 KEYED = (14, 3, 9)
