@@ -115,6 +115,8 @@ TIMED_KAPPAS = (4, 64)
 """Values of kappa that are timed; rates at others are interpolated."""
 PILOT = 4
 """Batches from which the bytes of a stack are estimated."""
+STACK_VERSION = 2
+"""Version of what stacks are found to take, part of the name of a kept answer."""
 SEQUENCE = 96
 """Most successive dependent batches drawn: their rows recur within kappa batches, or late."""
 LONG_SEQUENCE = 512
@@ -456,7 +458,3 @@ def _write(place: Path, batches: Batches) -> None:
     except BaseException:
         Path(staging).unlink(missing_ok=True)
         raise
-
-
-STACK_VERSION = 2
-"""Version of what stacks are found to take, part of the name of a kept answer."""
