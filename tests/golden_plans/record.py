@@ -3,6 +3,7 @@
 README.md beside this file says when a case may be named. A profile that is kept stays as it is.
 """
 
+import os
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
@@ -112,6 +113,7 @@ def main(names: list[str]) -> None:
         raise SystemExit("expected names of cases, since plans are kept; see README.md")
     cases = [Case.named(name) for name in names] or [*drawn(), *joined()]
     with tempfile.TemporaryDirectory() as folder:
+        os.environ["GNNPLAN_CACHE"] = f"{folder}/cache"  # nothing that an older version found
         graph_of = graphs_in(Path(folder))
         for number, case in enumerate(cases):
             graph = graph_of(case.graph)
