@@ -138,7 +138,7 @@ def train_command(
         return
     else:
         load_plan(plan)  # what is none is refused before anything heavy is imported
-    with training_events(as_json, options.epochs) as on_event:
+    with training_events(as_json, options.epochs, here=server is None) as on_event:
         if server is not None:
             report = remote.train(server, plan, options, on_event)
         elif executor == "ray":
@@ -176,19 +176,31 @@ def print_trained(report: "RunReport", plan: Path, *, as_json: bool) -> None:
 
 
 @contextmanager
-def training_events(as_json: bool, epochs: int) -> Generator[Callable[[dict[str, object]], None]]:
-    """Print a run's epochs and warnings, with a bar; gives what is called with each event."""
-    screen = console(as_json)
+def training_events(
+    as_json: bool, epochs: int, *, here: bool = True
+) -> Generator[Callable[[dict[str, object]], None]]:
+    """Print a run's epochs and warnings, with a bar; gives what is called with each event.
+
+    A run `here` that is stopped behind an epoch's end says how to go on.
+    """
+    screen, ended = console(as_json), False
     with progress_bar("train") as progress:
 
         def on_event(event: dict[str, object]) -> None:
+            nonlocal ended
+            ended |= event.get("event") == "epoch"
             if line := event_line(event):
                 screen.print(line, markup=False)
             epoch, share = event.get("epoch"), event.get("share")  # the share is the epoch's
             if isinstance(epoch, int) and isinstance(share, float):
                 progress(f"epoch {epoch}", (epoch + share) / epochs)
 
-        yield on_event
+        try:
+            yield on_event
+        except KeyboardInterrupt:
+            if here and ended:
+                screen.print("epochs that ended are kept: add --resume to go on", markup=False)
+            raise
 
 
 def train_here(

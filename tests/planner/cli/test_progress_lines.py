@@ -106,3 +106,21 @@ def test_a_short_job_prints_nothing(clock: FakeClock, capsys: pytest.CaptureFixt
         progress("done", 1.0)
     found = capsys.readouterr()
     assert (found.out, found.err) == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("events", "here", "said"),
+    [(["step", "epoch"], True, True), (["step"], True, False), (["epoch"], False, False)],
+)
+def test_a_run_here_that_is_stopped_behind_an_epoch_says_how_to_go_on(
+    events: list[str], here: bool, said: bool, capsys: pytest.CaptureFixture[str]
+):
+    def run() -> None:
+        with training_events(as_json=False, epochs=2, here=here) as on_event:
+            for name in events:
+                on_event({"event": name, "epoch": 0, "share": 1.0, "loss": 1.0, "seconds": 1.0})
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run()
+    assert ("--resume to go on" in capsys.readouterr().out) == said
