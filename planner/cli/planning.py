@@ -95,7 +95,7 @@ def plan_command(
         if as_json:
             emit_json(made)
             return
-        explain_command(Path(made.plan_id), today, server)  # its machine and counts are there
+        explain_command(Path(made.plan_id), today, server=server)  # its machine, counts are there
         console().print(f"written to {output}", markup=False, soft_wrap=True)
         return
     plan_here(
@@ -158,10 +158,19 @@ def print_machine_notes(machine: MachineModel) -> None:
 def explain_command(
     plan: PlanArgument,
     today: TodayOption = None,
+    alternatives: Annotated[
+        int | None,
+        typer.Option(
+            help="How many of the plan's alternatives the text lists, in its order; 0: none; "
+            "default: the runner-up and the first that differs in earnest. --json has all.",
+        ),
+    ] = None,
     server: ServerOption = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Why this many ranks, what fills memory, what would be faster; where the time goes."""
+    if alternatives is not None and alternatives < 0:
+        raise SettingsError(f"--alternatives: expected 0 or more, found {alternatives}; correct it")
     from gnnplan.planner.queries.explain import explain, render
 
     if server is None:
@@ -169,7 +178,7 @@ def explain_command(
     else:
         with remote.service(server) as client:
             found = client.plans.explain(remote.plan_id(plan), today=today)
-    print_answer(found, render, as_json=as_json)
+    print_answer(found, lambda told: render(told, alternatives), as_json=as_json)
 
 
 def print_explanation(folder: Path, today: str | None = None) -> None:

@@ -410,8 +410,12 @@ def _stages(plan: Plan) -> list[StageRow]:
     ]
 
 
-def render(explanation: Explanation) -> str:
-    """Write the explanation as plain text, in sections of a few lines."""
+def render(explanation: Explanation, alternatives: int | None = None) -> str:
+    """Write the explanation as plain text, in sections of a few lines.
+
+    `alternatives` is how many of them are listed, in the plan's order; None for the runner-up and
+    the first that differs from it in earnest.
+    """
     e = explanation
     sections = [
         [
@@ -428,13 +432,13 @@ def render(explanation: Explanation) -> str:
         ["stage               seconds   share", *map(_stage_line, e.stages)],
         ["memory", *memory_lines(e.memory), *([f"  {e.evaluation}"] if e.evaluation else [])],
         ["where rows are read", *map(_residence_line, e.residence)],
-        ["runner-up", *_runner_lines(e)],
+        _alternatives_section(e, alternatives),
         ["more of a memory or a link would save, per step", *_price_lines(e.shadow_prices)],
         ["where the numbers come from", *(f"  {r.stage}: {r.provenance}" for r in e.stages)],
     ]
     if e.details:
         sections.insert(1, [e.details_title, *e.details])
-    return "\n\n".join("\n".join(lines) for lines in sections) + "\n"
+    return "\n\n".join("\n".join(lines) for lines in sections if lines) + "\n"
 
 
 def gap_words(gap: float, lower_bound: float, status: str) -> str:
@@ -468,6 +472,17 @@ def _answer_lines(e: Explanation) -> list[str]:
         f"  what you run today: {e.answers.what_you_run_today}",
         *([f"  how long the training is: {e.answers.how_long}"] if e.answers.how_long else []),
     ]
+
+
+def _alternatives_section(e: Explanation, most: int | None) -> list[str]:
+    """Write the first alternatives, at most so many; nothing for 0, the runner-up for None."""
+    if most == 0:
+        return []
+    if most is None or not e.alternatives:
+        return ["runner-up", *_runner_lines(e)]
+    listed = e.alternatives[:most]
+    title = f"alternatives, {len(listed)} of {len(e.alternatives)}"
+    return [title, *map(_runner_line, listed)]
 
 
 def _runner_lines(e: Explanation) -> list[str]:

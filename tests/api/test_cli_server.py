@@ -91,6 +91,7 @@ def test_a_plan_made_there_is_the_plan_made_here(
         ["explain", "P"],
         ["explain", "P", "--json"],
         ["explain", "P", "--today", "pyg-loader:workers=3"],
+        ["explain", "P", "--alternatives", "2"],
         ["why-not", "P", "--policy", "naive"],
         pytest.param(["why-not", "P", "--policy", "none", "--json"], marks=pytest.mark.slow),
         ["diff", "P", "P"],

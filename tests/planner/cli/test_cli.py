@@ -36,7 +36,9 @@ def test_a_plan_that_a_server_makes_is_printed_once_and_not_made_here_too(
 
     monkeypatch.setattr(planning.remote, "plan", plan_there)
     monkeypatch.setattr(planning, "plan_here", lambda *_, **__: done.append("here"))
-    monkeypatch.setattr(planning, "explain_command", lambda plan, *_: done.append(f"told {plan}"))
+    monkeypatch.setattr(
+        planning, "explain_command", lambda plan, *_, **__: done.append(f"told {plan}")
+    )
     words = ["plan", "G", "-o", str(tmp_path / "P"), "--server", "http://127.0.0.1:9"]
     assert main(words) == 0
     assert done == ["there", "told its-plan"]
@@ -96,6 +98,8 @@ def one_line(capsys: pytest.CaptureFixture[str]) -> str:
         (["train", "nowhere"], "found no plan.json"),
         (["compare", "nowhere"], "found no plan.json"),
         (["explain", "nowhere"], "found no plan.json"),
+        (["explain", "nowhere", "--alternatives", "-1"], "--alternatives: expected 0 or more"),
+        (["explain", "nowhere", "--alternatives", "-1", "--json"], "found -1"),
         (["machine", "show", "nowhere.json"], "nowhere.json"),
         (["graph", "info", "nowhere"], "nowhere"),
         (["graph", "import", "nowhere", "out"], "nowhere"),

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from gnnplan.planner import pipeline
+from gnnplan.planner.cli.main import main
 from gnnplan.planner.profile.cache import Profile
 from gnnplan.planner.queries.explain import Explanation, explain, render
 from gnnplan.planner.queries.memory_words import evaluation_words
@@ -192,3 +193,38 @@ def test_alternatives_that_nobody_minds_are_one_line(small_graph: Graph, tmp_pat
         "  7 ranks x a",
     ]
     assert runner_lines(told) == ["  none: nothing else was possible"]
+
+
+@pytest.mark.parametrize("listed", [0, 1, 3, 10**6])
+def test_as_many_alternatives_are_listed_as_are_asked_for(
+    listed: int, small_graph: Graph, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    others = plan(small_graph, tmp_path / "p").alternatives
+    assert 3 < len(others) < 10**6
+
+    def told(*flags: str) -> str:
+        assert main(["explain", str(tmp_path / "p"), *flags]) == 0
+        return capsys.readouterr().out
+
+    flag = ("--alternatives", str(listed))
+    assert told("--json", *flag) == told("--json")
+    usual, asked = told().rstrip("\n").split("\n\n"), told(*flag).rstrip("\n").split("\n\n")
+    at = next(i for i, part in enumerate(usual) if part.startswith("runner-up"))
+    section = asked[at].splitlines() if listed else []
+    assert [*asked[:at], *asked[at + bool(listed) :]] == [*usual[:at], *usual[at + 1 :]]
+    if listed:
+        shown = others[:listed]
+        assert section[0] == f"alternatives, {len(shown)} of {len(others)}"
+        assert len(section) == 1 + len(shown)
+        assert all(
+            line.startswith(f"  {other.name}: ") and line.endswith(other.why)
+            for line, other in zip(section[1:], shown, strict=True)
+        )
+
+
+@pytest.mark.parametrize("listed", [None, 2])
+def test_a_plan_without_alternatives_says_so(
+    listed: int | None, small_graph: Graph, tmp_path: Path
+) -> None:
+    alone = replace(plan(small_graph, tmp_path / "p"), alternatives=[])
+    assert "runner-up\n  none: nothing else was possible\n" in render(explain(alone), listed)
