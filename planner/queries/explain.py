@@ -9,16 +9,21 @@ from dataclasses import dataclass, field
 
 from gnnplan.planner.candidate import topology_words
 from gnnplan.planner.cost.memory import size_text
-from gnnplan.planner.queries.memory_words import evaluation_words, memory_lines, name_largest
+from gnnplan.planner.queries.answers import (
+    Answers,
+    answer,
+    evaluation_words,
+    memory_lines,
+    name_bottleneck,
+)
 from gnnplan.planner.queries.rivals import (
     ALIKE,
-    ELSEWHERE,
     RunnersUp,
     SystemToday,
     load_runners_up,
     tell_today,
 )
-from gnnplan.planner.units import by_number, counted, in_order, seconds_text
+from gnnplan.planner.units import counted, in_order, seconds_text
 from gnnplan.runtime.plan.schema import Alternative, MemoryUse, Plan
 from gnnplan.runtime.stages import TRAINING_STAGES
 
@@ -148,20 +153,6 @@ class Residence:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Answers:
-    """What an owner of GPUs asks first, answered in a line each, by the seconds of the model."""
-
-    why_so_many: str
-    what_fills_memory: str
-    what_is_faster: str
-    what_it_gains: str
-    what_you_run_today: str = ""
-    """Estimated epoch of a framework beside the plan's, or why there is none and what to do."""
-    how_long: str = ""
-    """Seconds of the whole training; empty where the request did not say how many epochs."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Explanation:
     """Everything the plan says of itself, in reading order."""
 
@@ -221,14 +212,7 @@ def explain(plan: Plan, today: str | None = None) -> Explanation:
     return Explanation(
         plan_id=plan.plan_id,
         summary=_summary(plan),
-        answers=Answers(
-            why_so_many=_why_so_many(plan, runners),
-            what_fills_memory=name_largest(plan),
-            what_is_faster=_what_is_faster(plan),
-            what_it_gains=_what_it_gains(plan, runners),
-            what_you_run_today=today_line,
-            how_long=_how_long(plan),
-        ),
+        answers=answer(plan, runners, today_line),
         today=beside,
         runners_up=runners,
         step_seconds=prediction.step_seconds.value,
@@ -259,101 +243,6 @@ def explain(plan: Plan, today: str | None = None) -> Explanation:
         ],
         estimated=prediction.estimated,
         evaluation=evaluation_words(plan),
-    )
-
-
-def _how_long(plan: Plan) -> str:
-    """Say what the epochs that were asked for take; empty where nobody said how many."""
-    if plan.epochs is None:
-        return ""
-    made = plan.prediction
-    seconds = made.startup_seconds + plan.epochs * made.epoch_seconds.value
-    word = "estimated" if made.estimated else "predicted"
-    return (
-        f"{seconds_text(seconds)} for {counted(plan.epochs, 'epoch')} and the start-up ({word}, "
-        "without validation)"
-    )
-
-
-def _why_so_many(plan: Plan, runners: RunnersUp) -> str:
-    """List the best step of each number of ranks, and say why the next best number lost."""
-    found = runners.by_ranks
-    if not found:
-        return ELSEWHERE
-    unit = "an epoch" if plan.strategy.mode == "full-graph" else "a step"
-    words = f"{unit} takes {', '.join(_on_ranks(n, each) for n, each in _some(found))}"
-    lost = [(n, each) for n, each in found.items() if each.why and each.step_seconds is not None]
-    if lost:
-        number, second = min(lost, key=lambda item: item[1].step_seconds or 0.0)
-        words += f"; {number} lost: {second.why}{_fewer_words(plan, lost)}"
-    elif len(found) > 1:
-        words += f"; {next(each.why for each in found.values() if each.why)}"
-    else:
-        only = "that number was asked for" if runners.asked else "there is no other number"
-        words += f"; {only}, none else was priced"
-    return words
-
-
-def _fewer_words(plan: Plan, lost: list[tuple[str, Alternative]]) -> str:
-    """Say that fewer ranks are as fast, where they are: the others could do something else."""
-    step = plan.prediction.step_seconds.value
-    alike = [
-        int(number)
-        for number, each in lost
-        if number.isdecimal() and (each.step_seconds or 0.0) <= step * (1 + ALIKE)
-    ]
-    fewest = min(alike, default=plan.num_ranks)
-    if fewest >= plan.num_ranks:
-        return ""
-    return f"; --devices {fewest} is as fast and leaves {plan.num_ranks - fewest} free"
-
-
-def _on_ranks(number: str, best: Alternative) -> str:
-    short = "too much memory" if best.why.startswith("does not fit") else "none to be chosen"
-    step = short if best.step_seconds is None else seconds_text(best.step_seconds)
-    return f"{step} on {number}{'' if best.why else ' (this plan)'}"
-
-
-def _some(found: dict[str, Alternative]) -> list[tuple[str, Alternative]]:
-    """Return the plan's number of ranks and the powers of two; all where they are few."""
-    ordered = sorted(found.items(), key=lambda item: by_number(item[0]))
-    if len(ordered) <= 5:
-        return ordered
-    return [(n, a) for n, a in ordered if not a.why or int(n.split()[0]).bit_count() == 1]
-
-
-def _what_is_faster(plan: Plan) -> str:
-    """Name the one relaxation that would save most of a step, and what sets the pace."""
-    step, prices = plan.prediction.step_seconds.value, plan.shadow_prices
-    bottleneck = plan.prediction.bottleneck
-    pace = f"{PACE.get(bottleneck, bottleneck)} sets the pace"
-    best = max(prices, key=lambda name: prices[name], default="")
-    share = prices[best] / step if best and step > 0 else 0.0
-    if share < LEAST_SAVED:
-        return f"more memory or a faster link would not help: {pace}"
-    return f"{best} would save {seconds_text(prices[best])} a step ({share:.1%}); {pace}"
-
-
-PACE = {"host": "starting kernels on the host", "GPU": "the GPU", "links": "the busiest link"}
-"""Words for what binds a step, where it is no stage."""
-LEAST_SAVED = 5e-4
-"""Share of a step from which something is said to save it."""
-
-
-def _what_it_gains(plan: Plan, runners: RunnersUp) -> str:
-    """Compare the plan with the plainest way that was priced; say how to time one's own script."""
-    plainest, step = runners.plainest, plan.prediction.step_seconds.value
-    epoch = seconds_text(plan.prediction.epoch_seconds.value)
-    known = "estimated" if plan.prediction.estimated else "predicted"
-    own = f"against your own script: time an epoch, this plan's is {known} at {epoch}"
-    if plainest is None:
-        return f"{ELSEWHERE}; {own}" if not runners.by_ranks else f"no plainer way fits; {own}"
-    if not plainest.why or plainest.step_seconds is None or step <= 0:
-        return f"it is the plainest way itself, nothing that was priced gains enough; {own}"
-    times = plainest.step_seconds / step
-    return (
-        f"{times:.1f} times as fast as the plainest way "
-        f"({plainest.name}: {seconds_text(plainest.step_seconds)}, {known} too); {own}"
     )
 
 
@@ -424,7 +313,7 @@ def render(explanation: Explanation, alternatives: int | None = None) -> str:
             f"({seconds_text(e.step_low)} to {seconds_text(e.step_high)}, 90%), "
             f"epoch {seconds_text(e.epoch_seconds)} in {counted(e.steps_per_epoch, 'step')}, "
             f"start-up {seconds_text(e.startup_seconds)}",
-            f"{PACE.get(e.bottleneck, e.bottleneck)} sets the pace; training statistics are "
+            f"{name_bottleneck(e.bottleneck)} sets the pace; training statistics are "
             f"{e.statistics_class}",
             gap_words(e.gap, e.lower_bound, e.status),
         ],

@@ -9,8 +9,8 @@ import pytest
 from gnnplan.planner import pipeline
 from gnnplan.planner.cli.main import main
 from gnnplan.planner.profile.cache import Profile
+from gnnplan.planner.queries.answers import evaluation_words
 from gnnplan.planner.queries.explain import Explanation, explain, render
-from gnnplan.planner.queries.memory_words import evaluation_words
 from gnnplan.planner.queries.rivals import load_runners_up, save_runners_up
 from gnnplan.planner.queries.whatif import reopen
 from gnnplan.planner.settings import PlanSettings

@@ -19,8 +19,8 @@ from gnnplan.planner.probe.timing import Patience
 from gnnplan.planner.profile.cache import load_record, save_record
 from gnnplan.planner.queries import tune as tune_module, tuned
 from gnnplan.planner.queries.calibrate import load_calibration
-from gnnplan.planner.queries.explain import ELSEWHERE, explain, render
-from gnnplan.planner.queries.rivals import load_runners_up
+from gnnplan.planner.queries.explain import explain, render
+from gnnplan.planner.queries.rivals import ELSEWHERE, load_runners_up
 from gnnplan.planner.queries.tune import LONG_SECONDS, TUNE_FILE, keep_plan, plan_trials, tune
 from gnnplan.planner.queries.tuned import (
     TuneRequest,

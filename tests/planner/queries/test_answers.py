@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from gnnplan.planner.queries.memory_words import evaluation_words
+from gnnplan.planner.queries.answers import evaluation_words
 from gnnplan.runtime.graph.dataset import Graph
 from gnnplan.runtime.plan.schema import MemoryUse, Plan
 from gnnplan.runtime.train.evaluation_room import EXACT_EDGES
