@@ -45,6 +45,7 @@ from gnnplan.planner.search.choose import (
     MOST_ALTERNATIVES,
     find_slower_stage,
     fullest_memory,
+    lacking_memory,
     make_refusal,
     nearest_to_fit,
     pick_shown,
@@ -169,6 +170,7 @@ def find_remedies(
 
     Those that are enough come first, then those that save most, more memory last.
     """
+    priced = lacking_memory(priced) or priced
     found = nearest_to_fit(priced)
     name, use = fullest_memory(found)
     profile = profiles[cut_of(found.candidate)]

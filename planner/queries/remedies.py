@@ -28,6 +28,7 @@ from gnnplan.planner.search.choose import (
     Priced,
     PricedCandidate,
     fullest_memory,
+    lacking_memory,
     nearest_to_fit,
 )
 from gnnplan.planner.search.search import Search
@@ -53,6 +54,7 @@ def find_remedies(search: Search, priced: Sequence[PlacedCandidate]) -> list[Rem
 
     Changes that are enough come first, then those that save most; more memory is the last.
     """
+    priced = lacking_memory(priced) or priced
     found = nearest_to_fit(priced)
     name, memory = fullest_memory(found)
     each = found.prediction.memory_bytes.get("rank0", memory)

@@ -33,8 +33,13 @@ MOST_REFUSED = 3
 def find_refusal(settings: PlanSettings, candidate: Candidate, prediction: Prediction) -> str:
     """Say why a candidate may not be chosen; empty where it may.
 
-    A limit that users set on plans is a condition here: every search, what-if and tuning asks it.
+    A limit that users set on plans is a condition here, before memory: every search, what-if and
+    tuning asks it.
     """
+    return _lacks_memory(prediction)
+
+
+def _lacks_memory(prediction: Prediction) -> str:
     for name, memory in prediction.memory_bytes.items():
         if memory.headroom < 0:
             return f"does not fit: {sum_text(name, memory)}"
@@ -59,6 +64,11 @@ class PricedCandidate:
     def eligible(self) -> bool:
         """Return whether it may be chosen."""
         return not self.refusal
+
+    @property
+    def fits(self) -> bool:
+        """Return whether each memory holds what it needs."""
+        return not _lacks_memory(self.prediction)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -122,20 +132,25 @@ def fullest_memory(p: PricedCandidate) -> tuple[str, MemoryUse]:
     return min(p.prediction.memory_bytes.items(), key=lambda item: item[1].headroom)
 
 
+def lacking_memory(priced: Sequence[Priced]) -> list[Priced]:
+    """Return the candidates that memory alone refuses."""
+    return [p for p in priced if p.refusal and p.refusal == _lacks_memory(p.prediction)]
+
+
 def make_refusal(priced: Sequence[PricedCandidate]) -> PlanDoesNotFit:
     """Make the error for candidates none of which may be chosen.
 
-    Its text is the memory sum of the one that lacks least; where one fits, why the fastest of those
-    may not be chosen.
+    Its text is the memory sum of the one that lacks least, among those that lack nothing else, and
+    why the fastest that fits is refused; where all are beyond another limit, that of the fastest.
     """
     if not priced:
         return PlanDoesNotFit("no candidate was priced")
-    name, memory = fullest_memory(nearest_to_fit(priced))
-    if memory.headroom >= 0:
-        fitting = [p for p in priced if fullest_memory(p)[1].headroom >= 0]
-        return PlanDoesNotFit(min(fitting, key=lambda p: p.seconds).refusal)
+    short, best = lacking_memory(priced), min(priced, key=lambda p: (not p.fits, p.seconds))
+    if not short:
+        return PlanDoesNotFit(best.refusal)
+    name, memory = fullest_memory(nearest_to_fit(short))
     return PlanDoesNotFit(
-        sum_text(name, memory),
+        sum_text(name, memory) + (f"; what would fit: {best.refusal}" if best.fits else ""),
         constraint=name,
         needed_bytes=memory.total,
         available_bytes=memory.capacity,

@@ -195,7 +195,7 @@ def _captured_alone(priced: list[PlacedCandidate], request: Request) -> list[Pla
 
 def _with_whole_lists(asked: ProposalInputs, priced: list[PlacedCandidate]) -> ProposalInputs:
     """Note of how many GPUs each has room for the whole topology."""
-    whole = [p for p in priced if p.candidate.topology.policy == "replicated" and p.eligible]
+    whole = [p for p in priced if p.candidate.topology.policy == "replicated" and p.fits]
     return replace(asked, whole_lists=frozenset(p.candidate.num_ranks for p in whole))
 
 

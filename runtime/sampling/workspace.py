@@ -65,7 +65,7 @@ def workspace_bytes(
     """Return the bytes of a workspace that grew for so many rows, edges and nodes in all.
 
     >>> workspace_bytes(1000, 4, rows=100, edges=400, nodes=300)
-    20774
+    17928
     """
     dense = fits_densely(num_nodes, RELABEL_BUDGET_BYTES)
     entries = num_nodes if dense else table_entries(nodes + SPARE)

@@ -138,9 +138,16 @@ def test_a_refusal_is_the_largest_lack_of_the_one_that_lacks_least() -> None:
 
 def test_where_memory_is_enough_the_fastest_says_why_it_is_refused() -> None:
     fits = [replace(sized(ms, 1), refusal=f"takes {ms:g} ms") for ms in (3.0, 2.0)]
+    late = replace(sized(1.0, 9), refusal="takes 1 ms")
     with pytest.raises(PlanDoesNotFit) as caught:
-        choose([*fits, sized(1.0, 9)], NOISE)
+        choose([*fits, late], NOISE)
     assert (str(caught.value), caught.value.constraint) == ("takes 2 ms", "")
+    with pytest.raises(PlanDoesNotFit) as caught:
+        choose([*fits, late, sized(4.0, 3)], NOISE)
+    assert str(caught.value) == (
+        "rank0: cache 3.0 MB + model 3.0 MB = 6.0 MB > 5.0 MB usable; what would fit: takes 2 ms"
+    )
+    assert caught.value.constraint == "rank0"
     with pytest.raises(PlanDoesNotFit, match="no candidate was priced"):
         choose([], NOISE)
 
