@@ -21,7 +21,6 @@ from gnnplan.planner.workload import BatchProfile, Spread
 from gnnplan.runtime.graph.dataset import is_typed
 from gnnplan.runtime.models import product_comes_first
 from gnnplan.runtime.plan.schema import Sampler, Workload
-from gnnplan.runtime.sampling.choose.uniform import in_lanes
 from gnnplan.runtime.sampling.registry import (
     DrawBytes,
     Estimator,
@@ -31,7 +30,6 @@ from gnnplan.runtime.sampling.registry import (
     parameters_of,
     why_on_host,
 )
-from gnnplan.runtime.sampling.workspace import workspace_bytes
 
 ADDRESS_BYTES = 8
 """Bytes of a list's address, where lists lie in several memories."""
@@ -186,13 +184,17 @@ def _workspace_bytes(request: Request, sampler: Sampler, batch: BatchProfile) ->
 
     Before a hop is drawn, room is made for its narrow fan-out from every row.
     """
+    from gnnplan.runtime.sampling.choose.uniform import in_lanes  # on use: with numba
+    from gnnplan.runtime.sampling.workspace import workspace_bytes
+
     work, nodes = request.workload, request.graph.num_nodes
     if not _draws(sampler, on_gpu=False).by_rows:
         most = round(BatchTail.of(batch).vertices)
         return workspace_bytes(nodes, 0, rows=most, edges=0, nodes=most)
     types = max(1, len(batch.edge_types))
     uniform = is_default(sampler.name, sampler.parameters)
-    fanouts = _fanouts(work, types) if uniform else []
+    narrow = in_lanes(work.fanouts)
+    fanouts = _fanouts(work, types, narrow=narrow) if uniform else []
     lanes = uniform and types == 1 and request.graph.task != "link" and in_lanes(fanouts)
     vertices, drawn = _tails(batch, batch.vertices), _tails(batch, batch.edges)
     rows = edges = most_edges = most_nodes = 0.0
@@ -211,11 +213,11 @@ def _workspace_bytes(request: Request, sampler: Sampler, batch: BatchProfile) ->
     )  # fmt: skip
 
 
-def _fanouts(work: Workload, types: int) -> list[int]:
+def _fanouts(work: Workload, types: int, *, narrow: bool) -> list[int]:
     """Return the edges per row for which room is made at each hop, over all edge types."""
     by_type = list(work.type_fanouts.values())
     by_type += [work.fanouts] * (types - len(by_type))
-    known = types > 1 or in_lanes(work.fanouts)
+    known = types > 1 or narrow
     return [sum(each) if min(each) > 0 and known else -1 for each in zip(*by_type, strict=False)]
 
 

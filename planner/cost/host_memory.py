@@ -29,7 +29,6 @@ from gnnplan.planner.cost.request import (
 )
 from gnnplan.planner.workload import BatchProfile
 from gnnplan.runtime.features.disk import staging_bytes
-from gnnplan.runtime.features.location import scratch_bytes
 from gnnplan.runtime.sampling.seeds import order_bytes
 
 DISK_BUDGET_BYTES = 64 * 2**20
@@ -97,6 +96,8 @@ def ordered_parts(request: Request, candidate: Candidate) -> dict[str, int]:
 
 def gather_parts(candidate: Candidate, batch: BatchProfile) -> dict[str, int]:
     """Return the bytes in which the threads of a rank's loader look up rows that cores gather."""
+    from gnnplan.runtime.features.location import scratch_bytes  # on use: with numba
+
     rows = math.ceil(BatchTail.of(batch).vertices)
     return {"gather": max(1, candidate.threads.sample) * scratch_bytes(rows)}
 

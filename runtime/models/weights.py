@@ -81,12 +81,12 @@ def _gcn_block(indptr, indices, e_id, weight, full, inverse_root, out_indptr, ar
             mean = weight[e] if weight.shape[0] > 0 else np.float32(1) / drawn
             out_indices[position] = j
             out_weight[position] = full[i] * mean * inverse_root[i] * inverse_root[j]
-            if e_id.shape[0] > 0:
+            if out_e_id.shape[0] > 0:
                 out_e_id[position] = e_id[e]
             position += 1
         out_indices[position] = i
         out_weight[position] = inverse_root[i] * inverse_root[i]
-        if e_id.shape[0] > 0:
+        if out_e_id.shape[0] > 0:
             out_e_id[position] = -1
         position += 1
         out_indptr[i + 1] = position

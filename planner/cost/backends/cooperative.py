@@ -51,7 +51,6 @@ from gnnplan.planner.cost.stages.sample import (
 )
 from gnnplan.planner.machine.model import MachineModel
 from gnnplan.planner.workload import BatchProfile
-from gnnplan.runtime.sampling.workspace import workspace_bytes
 from gnnplan.runtime.stages import Stage
 
 ID_BYTES = 8
@@ -84,6 +83,8 @@ def exchange_parts(part: Part, row_bytes: int, num_nodes: int) -> dict[str, int]
     remote vertices are numbered in two more. Ids and places of a hop's rows are stored once more,
     and rows to send, of `row_bytes` in float32, in a buffer with a quarter to spare.
     """
+    from gnnplan.runtime.sampling.workspace import workspace_bytes  # on use: with numba
+
     ids = sum(3 * ID_BYTES * (own + n) for own, n in zip(part.own[1:], part.remote, strict=True))
     asked = max(part.asked)
     own = max(asked, *(n - m for n, m in zip(part.drawn, part.asked, strict=True)))
