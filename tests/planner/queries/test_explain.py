@@ -197,8 +197,10 @@ def test_alternatives_that_nobody_minds_are_one_line(small_graph: Graph, tmp_pat
 
 @pytest.mark.parametrize("listed", [0, 1, 3, 10**6])
 def test_as_many_alternatives_are_listed_as_are_asked_for(
-    listed: int, small_graph: Graph, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+    listed: int, small_graph: Graph, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setenv("COLUMNS", "1000")
     others = plan(small_graph, tmp_path / "p").alternatives
     assert 3 < len(others) < 10**6
 
