@@ -172,14 +172,12 @@ LIMIT_EDITS = {
     ],
     "planner/search/choose.py": [
         (
-            "    for name, memory in prediction.memory_bytes.items():\n"
-            "        if memory.headroom < 0:\n",
+            "    return _lacks_memory(prediction)\n",
             "    if (moved := sum(prediction.traffic_bytes.values())) > (\n"
             "        moved if settings.most_traffic is None else settings.most_traffic\n"
             "    ):\n"
             '        return f"moves {moved:.0f} B, more than --most-traffic allows"\n'
-            "    for name, memory in prediction.memory_bytes.items():\n"
-            "        if memory.headroom < 0:\n",
+            "    return _lacks_memory(prediction)\n",
         )
     ],
 }
@@ -243,6 +241,17 @@ def test_a_recipe_numbers_the_files_that_its_toy_edits(
     page: str, edits: dict[str, list[tuple[str, str]]]
 ) -> None:
     assert numbered(page) == set(edits)
+
+
+@pytest.mark.parametrize(
+    "edits",
+    [POLICY_EDITS, SAMPLER_EDITS, TERM_EDITS, FIELD_EDITS, LIMIT_EDITS],
+    ids=["policy", "sampler", "term", "field", "limit"],
+)
+def test_a_toy_finds_the_lines_that_it_edits(edits: dict[str, list[tuple[str, str]]]) -> None:
+    for name, changes in edits.items():
+        for old, _ in changes:
+            assert not old or (ROOT / name).read_text().count(old) == 1, (name, old)
 
 
 @pytest.mark.slow
